@@ -20,7 +20,7 @@ from bml.cli.fabric import fabric
 from bml.cli.inject import inject
 from bml.cli.output import taken
 from bml.cli.plan import plan
-from bml.cli.replay import replay
+from bml.cli.recordings.replay import replay
 from bml.cli.run import run
 from bml.cli.status import status
 from bml.cli.torchrun import own_words, torchrun

@@ -20,7 +20,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bml.cli.output import current
 from bml.cli.printed import check_writable, strict_json
-from bml.cli.recording import dumping, keep_recording
+from bml.cli.recordings.kept import dumping, keep_recording
 from bml.cli.summary import summarise
 from bml.cli.values import FiniteRange, ServerRange, TrafficClass
 from bml.cluster.fleets.placement import Reservation

@@ -156,11 +156,9 @@ def launch(*arguments: Any, **options: Any) -> Result:
         spares: So many processes wait, with all imports done, to take the places of servers that are lost.
         rejoin: A server that is lost is started again and joins.
         trace: Servers record their actions and times, see `Result.trace`.
-        record: File for `bml replay`, written at every view change and at the end. Without it
-            `Result.recording` has what servers bring that did not end well.
+        record: File for `bml replay`, written at every view change and the end; see `Result.recording`.
         checkpoint: Folder to which the servers write checkpoints, see `Session.checkpoint`.
-        every: Steps between two checkpoints.
-        keep: How many whole checkpoints stay.
+        every, keep: Steps between two checkpoints, and how many whole ones stay.
         resume: Folder from whose newest whole checkpoint the job goes on, on any fabric; every server must
             see it. If it is that of `checkpoint`, it may have none.
         kept_mib: MiB of results that a joiner keeps while it catches up, at most twice that for a moment.

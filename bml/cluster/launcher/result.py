@@ -47,7 +47,8 @@ class Result:
     not_injected: dict[str, str] = field(default_factory=dict)
     """Fault -> why it could not be injected when its time came."""
     recording: bytes = field(default=b"", repr=False)
-    """The file for `bml replay` of all servers that brought a recording (see `launch`); empty if none did."""
+    """The file for `bml replay`, of all servers that brought a recording: those that did not end well, and
+    with `record` all. Empty if none did."""
 
     def __repr__(self) -> str:
         """One line: `report` has all that is known, and is long."""
