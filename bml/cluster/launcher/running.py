@@ -167,14 +167,14 @@ class Job:
             )
         return {"fault": str(fault), "job": self.name, "done": done}
 
-    def dump(self, path: Path | None = None) -> dict[str, Any]:
+    def dump(self, path: str | None = None) -> dict[str, Any]:
         """Write what the servers' flight recorders hold to a file, for `bml replay`.
 
         To `path`, else to the file of `record` (see `launch`), else to one in ~/.local/state/bml, where ten
         files stay. Returns `{"file", "job", "servers"}`: the servers that have answered within 5 seconds.
         Raises FabricError if none has, or the file cannot be written.
         """
-        return self._recorder.dump("asked for", path)
+        return self._recorder.dump("asked for", None if path is None else Path(path))
 
     def _is_here(self, server: int) -> bool:
         """Whether a server is in the view, as far as is known."""
