@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--per-block", type=int, default=20)
     given = parser.parse_args()
     function = partial(train, nbytes=given.nbytes, blocks=given.blocks, per_block=given.per_block)
-    result = bml.launch(function, given.fabric, launcher="processes", transport=given.transport)
+    result = bml.launch(function, given.fabric, launcher="processes", transport=given.transport, detect_s=10)
     for number, name in enumerate(("wall", "processor")):
         pairs = [
             (a[number], b[number])

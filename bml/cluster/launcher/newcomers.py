@@ -14,7 +14,7 @@ from bml.cluster.launcher.result import Result
 from bml.faults import Fault
 from bml.topology import ServerFailure
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 
 class Newcomers:

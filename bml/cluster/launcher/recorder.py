@@ -20,7 +20,7 @@ from bml.cluster.spec.job import JobSpec, Request
 from bml.errors import FabricError
 from bml.protocol.record.recording import pack, who_of
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 SUFFIX = ".bmlrec"
 MOST_FILES = 10

@@ -34,7 +34,7 @@ from bml.cluster.spec.job import JobSpec, check_possible
 from bml.errors import FabricError, UsageError, job_error
 from bml.faults import AtOnce, AtStep, Fault, FaultPlan
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 #: The longest single wait, in seconds: Ctrl-C just before a wait does not end it, and is handled after it. It
 #: does end a join, which then takes the thread for ended (CPython 3.11), so events are waited for.

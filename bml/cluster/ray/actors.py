@@ -27,7 +27,7 @@ from bml.cluster.spec.job import Contact, Contacts, Endpoint, JobSpec, Place, Re
 from bml.errors import BmlError, FabricError, UsageError
 from bml.protocol.coordinator import core as core
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 #: How long the launcher may take to fetch a report when Ray's head is gone, in seconds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from bml.cluster.server.loop import ServerLoop
 from bml.cluster.server.nics import Nics
 from bml.cluster.server.peers import Peers
 from bml.cluster.server.shell import ServerShell
+from bml.cluster.spec import news
 from bml.cluster.spec.job import Contact, Contacts, JobSpec
 from bml.cluster.spec.trace import Trace
 from bml.cluster.steps.handover import Handover
@@ -35,6 +37,8 @@ from bml.schedule.select.choice import prepare
 from bml.sharedmem import SharedPool, StatusPages
 from bml.topology import Fabric
 from bml.transport.choice import Opened, open_transport
+
+_LOG = logging.getLogger(__name__)
 
 
 class Assembly(ServerShell):
@@ -68,6 +72,7 @@ class Assembly(ServerShell):
             server, incarnation or 0, fabric, spec, control_host, self.poller, self._told,
             self._coordinator_lost,
         )  # fmt: skip
+        _LOG.info("%s", news.line("transport", server=server, name=self.opened.name, nics=tuple(nics)))
         pages = None
         if isinstance(self.opened.memory, SharedPool):
             pages = StatusPages(server, spec.token, spec.job)

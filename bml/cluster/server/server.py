@@ -33,7 +33,7 @@ from bml.train.balancing.throughput import SizeSummary, Throughput
 from bml.train.communicator import Committed, Outcome
 from bml.train.keeping.settings import Keeping
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 _DEPARTS_S = 0.5
 """How long a server that departs waits for a view without it, in seconds; then it goes without one."""
