@@ -30,7 +30,7 @@ from bml.protocol.server.other_frames import OtherFrames
 from bml.protocol.server.steps import Steps
 from bml.protocol.server.transfer import OutgoingState
 from bml.protocol.server.unled import EndNotice, Unled
-from bml.protocol.server.watch import Links, Watch
+from bml.protocol.server.watch import Links, Watch, links_of
 from bml.protocol.step.dataflow import Dataflow, Place
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
@@ -276,8 +276,6 @@ class ServerCore:
             done += self._steps.enter_if_complete(now)
         return done
 
-    # --- time ------------------------------------------------------------------------------------
-
     def _tick(self, now: float) -> list[Instruction]:
         if why := self._goes_alone(now):
             return self._steps.stop(FabricError(f"server {self.server} {why}"))
@@ -396,9 +394,7 @@ class ServerCore:
     def plan(self, view: msg.View) -> tuple[Fabric, Links]:
         """Make the programs of this server in a view; returns the damaged fabric, and its links there."""
         fabric = self._base.without(*view.failures)
-        planned = {(rate.server, rate.level): rate.halvings for rate in view.rates if rate.halvings}
-        programs = self._planner(slowed(fabric, planned), self.server)
-        levels = range(fabric.levels)
-        links = frozenset((peer, level) for level in levels for peer in fabric.neighbours(self.server, level))
+        programs = self._planner(slowed(fabric, view.halvings), self.server)
+        links = links_of(fabric, self.server)
         self._steps.install(programs, fabric, links)
         return fabric, links
