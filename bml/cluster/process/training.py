@@ -64,7 +64,7 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
         trace=server.trace(),
         contributed=server.contributes,
         struck=server.struck,
-        recording=server.recording("end of the job") if server.records or outcome != "done" else b"",
+        recording=server.recording(wanted=outcome != "done"),
     )
 
 

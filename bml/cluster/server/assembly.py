@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from bml.cluster.injection.actuators import Actuators
 from bml.cluster.injection.injection import Injection
@@ -109,6 +110,11 @@ class Assembly(ServerShell):
             spec.timeouts(), spec.kept_nbytes, self.peers.rate, self._incarnation, time.time() - now,
         )  # fmt: skip
         return partial(pack_part, setup, why, now, self.core.recording())
+
+    def send_recording(self, why: str, reply: Callable[[dict[str, Any]], None]) -> None:
+        """Take it, under the guard, and reply in another thread: to pack it takes long."""
+        pack = self.take_recording(why)
+        threading.Thread(target=lambda: reply({"recording": pack()}), daemon=True).start()
 
     def tell_heard(self) -> None:
         """See ServerShell."""

@@ -11,7 +11,6 @@ import contextvars
 import logging
 import time
 from collections.abc import Callable, Sequence
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -312,14 +311,9 @@ class Server:
         """The recorded timeline, if one was asked for; to be read after `end`."""
         return None if self._shell.trace is None else self._shell.trace.taken()
 
-    @property
-    def records(self) -> bool:
-        """Whether the job wants the recording of this server at its end."""
-        return self._spec.record
-
-    def recording(self, why: str) -> bytes:
-        """What the flight recorder holds, packed; to be read after `end`, or in the thread that polls."""
-        return self._shell.take_recording(why)()
+    def recording(self, wanted: bool) -> bytes:
+        """What the flight recorder holds, packed, if it is wanted or the job asks for it; after `end`."""
+        return self._shell.take_recording("end of the job")() if wanted or self._spec.record else b""
 
     @property
     def nbytes_copied(self) -> int:
@@ -391,8 +385,7 @@ class Server:
                 if kind == "inject":
                     reply({"done": shell.injection.add(argument, shell.core, now)})
                 elif kind == "record":
-                    pack = shell.take_recording(argument)  # to pack it takes long: the loop goes on
-                    Thread(target=lambda: reply({"recording": pack()}), daemon=True).start()
+                    shell.send_recording(argument, reply)
                 elif kind == "leave":
                     self.leave(argument)
                     reply({})
