@@ -29,6 +29,7 @@ ROOMS = (
     ("bml.protocol.timeouts", "bml.protocol.wire"),
     ("bml.protocol.step",),
     ("bml.protocol.server", "bml.protocol.coordinator"),
+    ("bml.protocol.record",),
     ("bml.protocol",),
     ("bml.flows",),
     ("bml.io",),

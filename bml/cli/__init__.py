@@ -21,6 +21,7 @@ from bml.cli.inject import inject
 from bml.cli.keeping.checkpoint import checkpoint
 from bml.cli.output import taken
 from bml.cli.plan import plan
+from bml.cli.recordings.replay import replay
 from bml.cli.run import run
 from bml.cli.sim.command import sim
 from bml.cli.status import status
@@ -137,6 +138,7 @@ main.add_command(doctor)
 main.add_command(fabric)
 main.add_command(inject)
 main.add_command(plan)
+main.add_command(replay)
 main.add_command(run)
 main.add_command(sim)
 main.add_command(status)

@@ -13,6 +13,8 @@ from bml.fabric import find
 from bml.fabric.injector import damage_of
 from bml.faults import AtOnce, Fault, FaultPlan
 
+DUMP = "dump"
+
 
 @click.command()
 @click.argument("spec")
@@ -29,7 +31,7 @@ def inject(spec: str, job: str | None, fabric_name: str | None, as_json: bool) -
     Such as kill:4, freeze:2,for=3s, blackhole:4/0, switch:0/2, coordinator, freeze:coordinator or
     exception:4. The fault strikes at once, or at the moment that it names: kill:4@step=90,phase=broadcast, or
     cut:4/0@t=2s (two seconds from now). Two are not faults: leave:4 lets server 4 finish its step and leave,
-    and join:4 starts it again.
+    and join:4 starts it again. And dump writes what the servers' flight recorders hold, for bml replay.
 
     \b
     Example:
@@ -39,6 +41,13 @@ def inject(spec: str, job: str | None, fabric_name: str | None, as_json: bool) -
     """
     if fabric_name is not None and job is not None:
         raise UsageError("give --job or --fabric-name, not both")
+    if spec == DUMP and fabric_name is None:
+        written = jobsocket.call(job, {"do": "dump"})
+        if as_json:
+            current().answer(written)
+        else:
+            click.echo(f"{written['file']} has the last inputs of servers {_named(written['servers'])}")
+        return
     # It is parsed here first: a text that is not a fault is refused whether or not a job runs.
     fault = Fault.parse(spec, at_once=True)
     done = (
@@ -52,6 +61,10 @@ def inject(spec: str, job: str | None, fabric_name: str | None, as_json: bool) -
     click.echo(f"{done['fault']} into {done.get('job') or done['fabric']}")
     for each in done["done"]:
         click.echo(f"  {each}")
+
+
+def _named(servers: list[int]) -> str:
+    return ", ".join(map(str, servers))
 
 
 def _break(fault: Fault, name: str) -> dict[str, Any]:

@@ -20,11 +20,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bml.cli.output import current
 from bml.cli.printed import check_writable, strict_json
+from bml.cli.recordings.kept import dumping, keep_recording
 from bml.cli.summary import summarise
 from bml.cli.values import FiniteRange, ServerRange, TrafficClass
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.launcher.callbacks import view_line
-from bml.cluster.launcher.launch import KEPT_MIB, LAUNCHERS, launch
+from bml.cluster.launcher.launch import KEPT_MIB, LAUNCHERS, start
 from bml.cluster.launcher.result import Result
 from bml.errors import BmlError, TrainingError, UsageError
 from bml.fabric import DEFAULT_NAME
@@ -131,6 +132,11 @@ _SEEDED_STEPS = 50
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write what servers did when, for Perfetto.",
 )
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write what the servers' cores were given, for bml replay; so does SIGUSR1, and bml inject dump.",
+)
 @click.option("--quiet", is_flag=True, help="Hide what the training functions print.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object and nothing else.")
 def run(
@@ -144,6 +150,7 @@ def run(
     fabric_name: str,
     report: Path | None,
     trace: Path | None,
+    record: Path | None,
     quiet: bool,
     as_json: bool,
     **unchanged: Any,  # options that bml.launch takes by the same names
@@ -159,6 +166,7 @@ def run(
     """
     check_writable(report, "--report")
     check_writable(trace, "--trace")
+    check_writable(record, "--record")
     current().optional = not as_json
     train, texts = load_function(target), fault_texts(faults, fault_seed, fabric)
     console = Console(file=sys.stderr if as_json else sys.stdout)
@@ -171,6 +179,7 @@ def run(
             absent=_servers(absent),
             emulated=fabric_name if fabric_emulated else False,
             trace=trace is not None,
+            record=record,
             prints=not (quiet or as_json),
             on_change=follower.changed,
             on_start=follower.starting,
@@ -182,6 +191,7 @@ def run(
             *_write(trace, "--trace", strict_json(result.trace) if result and trace else None),
             *_write(report, "--report", strict_json(whole, indent=1)),
         ]
+    kept = keep_recording(result, failure, record)
     if as_json:
         current().answer(whole)
     elif result is not None and failure is None:
@@ -189,6 +199,8 @@ def run(
     never_struck = result.never_struck if result is not None else {}
     for line in (*(f"the fault {each} never struck: {why}" for each, why in never_struck.items()), *lost):
         click.echo(line, err=True)
+    if kept:
+        click.echo(kept, err=True)
     if failure is not None:
         if result is not None and has_checkpoints(unchanged["checkpoint"]):
             click.echo(f"checkpoints are in {unchanged['checkpoint']}: --resume goes on from there", err=True)
@@ -218,7 +230,8 @@ def _write(path: Path | None, option: str, text: str | None) -> Iterator[str]:
 def _outcome(train: Callable[..., Any], **settings: Any) -> tuple[Result | None, BmlError | None]:
     """Launch the job; return its result, and its error if it failed. Raises errors of before its start."""
     try:
-        return launch(train, **settings), None
+        with start(train, **settings) as job, dumping(job):
+            return job.wait(), None
     except BmlError as error:
         result: Result | None = getattr(error, "result", None)
         if result is None and isinstance(error, UsageError):

@@ -31,7 +31,7 @@ from bml.topology.errors import UsageError
 _FALL_S, _FALLS = 0.5, 4
 """A step of a rate that falls lasts half a second at most, and there are four or more."""
 _NUMBERS = count(1)  # one process may run several jobs
-_LOG = logging.getLogger("bml.fabric")
+_LOG = logging.getLogger(__name__)
 
 Task = Callable[[], None]
 

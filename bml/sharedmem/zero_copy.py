@@ -38,7 +38,7 @@ from bml.sharedmem.registration_page import (
 )
 from bml.sharedmem.segment import Segment
 
-_LOG = logging.getLogger("bml.transport")
+_LOG = logging.getLogger(__name__)
 
 LEAST_NBYTES = 64 << 10
 """Shorter payloads are sent: a copy is quicker than finding them in another server's memory."""

@@ -20,7 +20,7 @@ from bml.transport.links.settings import LinkSettings, traffic_class_of
 from bml.transport.tcp.transport import TcpTransport
 from bml.transport.verbs import VerbsSettings, VerbsTransport
 
-_LOG = logging.getLogger("bml.transport")
+_LOG = logging.getLogger(__name__)
 
 TRANSPORTS = ("tcp", "shm", "verbs", "verbs,tcp")
 """The names of transports that a server can open; "verbs,tcp" falls back to tcp where there is no RDMA."""

@@ -63,7 +63,7 @@ def test_an_error_of_a_users_logging_ends_no_job(caplog: pytest.LogCaptureFixtur
     def raises(record: logging.LogRecord) -> bool:
         raise KeyError("request_id")
 
-    logger = logging.getLogger("bml.cluster")
+    logger = logging.getLogger("bml.cluster.launcher.callbacks")
     logger.addFilter(raises)
     try:
         ViewLog()(SNAPSHOT)

@@ -16,7 +16,7 @@ from bml.errors import UsageError
 from bml.fabric import bpf
 from bml.fabric.injector import FabricInjector
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 
 class EmulatedFleet:

@@ -26,7 +26,7 @@ from bml.errors import UsageError
 from bml.fabric import namespace
 from bml.faults import Fault
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 _APPLIED = b"applied"
 _MOST_NBYTES = 1 << 12

@@ -15,7 +15,7 @@ from bml.cluster.formation.standby import Order, Prepare, Seen, Standby, Start
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import JobSpec
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 #: How often the store is asked for joiners, in seconds.
 _JOINERS_EVERY_S = 0.2

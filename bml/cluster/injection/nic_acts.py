@@ -17,7 +17,7 @@ from bml.protocol.server import events as ev
 from bml.topology import LinkFailure
 from bml.transport.handshake.flows import can_pace
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 
 @on_server("blackhole", "switch", does="silences the NIC")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 #: How many calls wait at most for a slow function; beyond, the oldest is dropped.
 _MOST_WAITING = 1000

@@ -27,7 +27,7 @@ from typing import Any
 from bml.errors import BmlError, FabricError, UsageError
 from bml.io.forks import close_on_fork
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 _SUFFIX = ".sock"
 _OPENING = ".new"

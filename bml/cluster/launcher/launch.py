@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -60,6 +61,7 @@ def start(
     spares: int = 0,
     rejoin: bool = False,
     trace: bool = False,
+    record: Path | None = None,
     checkpoint: Path | None = None,
     every: int = EVERY,
     keep: int = KEEP,
@@ -96,6 +98,7 @@ def start(
         rejoin=rejoin,
         constants=load_constants()[0],
         trace=trace,
+        record=record is not None,
         kept_mib=kept_mib,
         keeping=Keeping.of(checkpoint, every, keep, resume),
         **sizes(fabric, servers, tuple(absent)),
@@ -108,7 +111,7 @@ def start(
         starting(begins)
     racks = _racks(topology, launcher, spec)
     fleet = _fleet(spec, launcher, address, reserves, racks, prints, starting)
-    job = Job(fleet, fleet.spec, launcher, teller)
+    job = Job(fleet, fleet.spec, launcher, teller, None if record is None else pathlib.Path(record))
     job.begin(pickled)
     return job
 
@@ -156,9 +159,9 @@ def launch(*arguments: Any, **options: Any) -> Result:
         spares: So many processes wait, with all imports done, to take the places of servers that are lost.
         rejoin: A server that is lost is started again and joins.
         trace: Servers record their actions and times, see `Result.trace`.
+        record: File for `bml replay`, written at every view change and the end; see `Result.recording`.
         checkpoint: Folder to which the servers write checkpoints, see `Session.checkpoint`.
-        every: Steps between two checkpoints.
-        keep: How many whole checkpoints stay.
+        every, keep: Steps between two checkpoints, and how many whole ones stay.
         resume: Folder from whose newest whole checkpoint the job goes on, on any fabric; every server must
             see it. If it is that of `checkpoint`, it may have none.
         kept_mib: MiB of results that a joiner keeps while it catches up, at most twice that for a moment.

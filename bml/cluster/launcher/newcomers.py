@@ -15,7 +15,7 @@ from bml.cluster.spec.leaving import DRAINED
 from bml.faults import Fault
 from bml.topology import ServerFailure
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 
 class Newcomers:

@@ -46,6 +46,9 @@ class Result:
     """The joins (`join:4`) for which a server was started."""
     not_injected: dict[str, str] = field(default_factory=dict)
     """Fault -> why it could not be injected when its time came."""
+    recording: bytes = field(default=b"", repr=False)
+    """The file for `bml replay`, of all servers that brought a recording: those that did not end well, and
+    with `record` all. Empty if none did."""
 
     def __repr__(self) -> str:
         """One line: `report` has all that is known, and is long."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Container, Iterable
 from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import Any
 
 from bml.cluster.fleets.fleet import (
@@ -25,6 +26,7 @@ from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.graces import give_up_at, last_members
 from bml.cluster.launcher.jobsocket import JobSocket
 from bml.cluster.launcher.newcomers import Newcomers, server_of
+from bml.cluster.launcher.recorder import Recorder
 from bml.cluster.launcher.restarts import OUT
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.ending import WRITING_S
@@ -32,7 +34,7 @@ from bml.cluster.spec.job import JobSpec, check_possible
 from bml.errors import FabricError, UsageError, job_error
 from bml.faults import AtOnce, AtStep, Fault, FaultPlan
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 #: The longest single wait, in seconds: Ctrl-C just before a wait does not end it, and is handled after it. It
 #: does end a join, which then takes the thread for ended (CPython 3.11), so events are waited for.
@@ -53,12 +55,15 @@ class Job:
     starts no servers, so that it can start another coordinator at any time.
     """
 
-    def __init__(self, fleet: Fleet, spec: JobSpec, launcher: str, teller: Teller):
+    def __init__(
+        self, fleet: Fleet, spec: JobSpec, launcher: str, teller: Teller, record: Path | None = None
+    ):
         self.spec = spec
         self._fleet = fleet
         self._launcher = launcher
         self._teller = teller
         self._result = Result(spec)
+        self._recorder = Recorder(spec, fleet.ask, record)
         self._newcomers = Newcomers(fleet.join, self._result, self._is_here, lambda: self._is_over)
         self._snapshot: dict[str, Any] = {}
         self._error: BaseException | None = None
@@ -162,6 +167,15 @@ class Job:
             )
         return {"fault": str(fault), "job": self.name, "done": done}
 
+    def dump(self, path: str | None = None) -> dict[str, Any]:
+        """Write what the servers' flight recorders hold to a file, for `bml replay`.
+
+        To `path`, else to the file of `record` (see `launch`), else to one in ~/.local/state/bml, where ten
+        files stay. Returns `{"file", "job", "servers"}`: the servers that have answered within 5 seconds.
+        Raises FabricError if none has, or the file cannot be written.
+        """
+        return self._recorder.dump("asked for", None if path is None else Path(path))
+
     def _is_here(self, server: int) -> bool:
         """Whether a server is in the view, as far as is known."""
         return server in self._snapshot.get("members", ()) and server not in self._result.dead
@@ -188,6 +202,7 @@ class Job:
         self._teller.drain(_TOLD_S)
         self.close()
         self._read_values()
+        self._result.recording = self._recorder.data
         error = self._error or self._teller.error
         if error is not None:
             raise error
@@ -258,6 +273,7 @@ class Job:
             self._thread.join()
         self._newcomers.close()
         self._fleet.close()
+        self._recorder.close()
 
     def __enter__(self) -> Job:
         return self
@@ -275,7 +291,10 @@ class Job:
             return self.inject(str(request.get("fault", "")))
         if request.get("do") == "status":
             return self.status()
-        raise UsageError(f"a job can be asked for its status and to inject a fault, not {request!r:.80}")
+        if request.get("do") == "dump":
+            return self.dump()
+        known = "for its status, for a dump, and to inject a fault"
+        raise UsageError(f"a job can be asked {known}, not {request!r:.80}")
 
     # --- following -------------------------------------------------------------------------------
 
@@ -313,6 +332,7 @@ class Job:
         if isinstance(event, Reported):
             result.struck.update(event.report.struck)
             result.told.add(event.report.server)
+            self._recorder.add(event.report.recording)
         match event:
             case Reported(report) if report.kind in OUT:
                 result.dead[report.server] = report.error
@@ -337,6 +357,7 @@ class Job:
                     result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
                 if snapshot["epoch"]:
                     self._begun.set()
+                self._recorder.changed(snapshot["epoch"])
                 self._teller.tell(snapshot)
 
     def _wait_for(self, missing: Iterable[int], members: Container[int]) -> None:

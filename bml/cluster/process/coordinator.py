@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bml.cluster.injection.acts import COORDINATOR_ACTS
+from bml.cluster.spec import news
 from bml.cluster.spec.job import Contact, Contacts, JobSpec, check_contacts
 from bml.errors import UsageError
 from bml.faults import Fault, FaultPlan
@@ -24,7 +25,7 @@ from bml.protocol.wire.validate import check_from_server
 from bml.transport.handshake import control
 from bml.transport.handshake.auth import Identity
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 #: How long the coordinator still answers latecomers after the job's end, in seconds.
 _LINGER_S = 1.0
@@ -71,6 +72,7 @@ class CoordinatorLoop:
             self._fabric, term, self._timeouts, spec.min_servers, now, spec.absent, adapts
         )
         self._heartbeat_at = now
+        self._logged = ""
 
     def say(self, event: core.Event) -> None:
         """Give the loop an event (a death that a launcher noticed, an interrupt); any thread may call it."""
@@ -163,6 +165,7 @@ class CoordinatorLoop:
         if incarnation <= self._incarnations.get(server, 0) or self._finished is not None:
             return
         self._incarnations[server], self._contacts[server] = incarnation, contact
+        _LOG.info("%s", news.line("join", term=self._core.term, server=server, incarnation=incarnation))
         self._failing_since.pop(server, None)
         channel = self._channels.pop(server, None)
         if channel is not None:
@@ -175,8 +178,19 @@ class CoordinatorLoop:
             if isinstance(instruction, core.Finished):
                 self._finished = instruction
                 self._over_at = time.monotonic() + self._linger_s(instruction)
-            elif instruction.server in self._channels:
+                continue
+            self._log(instruction.server, instruction.message)
+            if instruction.server in self._channels:
                 self._channels[instruction.server].send(msg.encode(instruction.message))
+
+    def _log(self, server: int, message: msg.ToServer) -> None:
+        """Log what is asked of servers, the same of all of them once."""
+        if not _LOG.isEnabledFor(logging.INFO):
+            return
+        text = news.of_coordinator(self._core.term, server, message)
+        if text and text != self._logged:
+            self._logged = text
+            _LOG.info("%s", text)
 
     def _linger_s(self, end: core.Finished) -> float:
         """Return how long it tries to reach servers that have not been told of the end, in seconds."""

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
+
+from bml.errors import UsageError
 
 _NAME = "bml"
 #: How many records wait at most; more are dropped.
 _MOST_WAITING = 1000
 _LOOK_S = 0.01
+_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+def log_as_asked() -> None:
+    """Write the logs of bml from the level in `BML_LOG` on to standard error, if it is set.
+
+    Raises UsageError for a text that is no level.
+    """
+    name = os.environ.get("BML_LOG", "")
+    if not name:
+        return
+    level = logging.getLevelNamesMapping().get(name.upper())
+    if level is None:
+        raise UsageError(f"BML_LOG is {name!r}: give a level of Python's logging, such as INFO")
+    logging.getLogger(_NAME).setLevel(level)
+    if not logging.getLogger().handlers:
+        logging.basicConfig(format=_FORMAT)
 
 
 class LogsAside(logging.Handler):
@@ -26,6 +46,7 @@ class LogsAside(logging.Handler):
         logger = logging.getLogger(_NAME)
         logger.addHandler(self)
         logger.propagate = False
+        log_as_asked()
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:

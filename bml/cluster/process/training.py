@@ -65,6 +65,7 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
         trace=server.trace(),
         contributed=server.contributes,
         struck=server.struck,
+        recording=server.recording(wanted=outcome != "done"),
     )
 
 

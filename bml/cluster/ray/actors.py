@@ -28,7 +28,7 @@ from bml.cluster.spec.nics import nics_of
 from bml.errors import BmlError, FabricError, UsageError
 from bml.protocol.coordinator import core as core
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 #: How long the launcher may take to fetch a report when Ray's head is gone, in seconds.

@@ -20,7 +20,7 @@ from typing import Any
 
 from bml.cluster.ray import environment
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """The variables by which Ray's users set its authentication."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
 
 from bml.cluster.injection.actuators import Actuators
 from bml.cluster.injection.injection import Injection
@@ -15,6 +18,7 @@ from bml.cluster.server.loop import ServerLoop
 from bml.cluster.server.nics import Nics
 from bml.cluster.server.peers import Peers
 from bml.cluster.server.shell import ServerShell
+from bml.cluster.spec import news
 from bml.cluster.spec.job import Contact, Contacts, JobSpec
 from bml.cluster.spec.trace import Trace
 from bml.cluster.steps.handover import Handover
@@ -24,14 +28,18 @@ from bml.cluster.steps.runner import make_runner, programs
 from bml.faults import Fault
 from bml.faults.busy import Slowdown
 from bml.io.poller import Poller
+from bml.protocol.record.recorded import RecordedCore
+from bml.protocol.record.recording import pack_part
+from bml.protocol.record.setup import Setup
 from bml.protocol.server import events as ev
-from bml.protocol.server.core import ServerCore
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import Header
 from bml.schedule.select.choice import prepare
 from bml.sharedmem import SharedPool, StatusPages
 from bml.topology import Fabric
 from bml.transport.choice import Opened, open_transport
+
+_LOG = logging.getLogger(__name__)
 
 
 class Assembly(ServerShell):
@@ -65,6 +73,7 @@ class Assembly(ServerShell):
             server, incarnation or 0, fabric, spec, control_host, self.poller, self._told,
             self._coordinator_lost,
         )  # fmt: skip
+        _LOG.info("%s", news.line("transport", server=server, name=self.opened.name, nics=tuple(nics)))
         pages = None
         if isinstance(self.opened.memory, SharedPool):
             pages = StatusPages(server, spec.token, spec.job)
@@ -72,9 +81,10 @@ class Assembly(ServerShell):
         joins = (
             None if incarnation is None else msg.Incarnation(server, incarnation, self.peers.contact.encode())
         )
-        self.core = ServerCore(
+        self._spec, self._shares_memory, self._incarnation = spec, pages is not None, joins
+        self.core = RecordedCore(
             server, fabric, programs(spec, pages is not None), spec.timeouts(), self.peers.slice_nbytes,
-            time.monotonic(), joins, int(spec.kept_mib * 2**20),
+            time.monotonic(), joins, spec.kept_nbytes,
         )  # fmt: skip
         self.injection = Injection(
             spec.fault_plan(), fabric, self._actuators(server, fabric, apply_to_fabric)
@@ -91,6 +101,20 @@ class Assembly(ServerShell):
         self.peers.start(contacts)
         self.runner.open(contacts)
         self.loop.start()
+
+    def take_recording(self, why: str) -> Callable[[], bytes]:
+        """Take what the flight recorder holds, under the guard; the result packs it, in any thread."""
+        spec, now = self._spec, time.monotonic()
+        setup = Setup(
+            self.core.server, spec.fabric, spec.algorithm, spec.constants, self._shares_memory,
+            spec.timeouts(), spec.kept_nbytes, self.peers.rate, self._incarnation, time.time() - now,
+        )  # fmt: skip
+        return partial(pack_part, setup, why, now, self.core.recording())
+
+    def send_recording(self, why: str, reply: Callable[[dict[str, Any]], None]) -> None:
+        """Take it, under the guard, and reply in another thread: to pack it takes long."""
+        pack = self.take_recording(why)
+        threading.Thread(target=lambda: reply({"recording": pack()}), daemon=True).start()
 
     def tell_heard(self) -> None:
         """See ServerShell."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from bml.io.forks import close_on_fork
 from bml.io.poller import READ, Poller
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 _RTMGRP_LINK = 1
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK, _RTM_NEWADDR, _RTM_GETADDR = 16, 17, 18, 20, 22

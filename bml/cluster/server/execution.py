@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from bml.cluster.injection.injection import Injection
 from bml.cluster.server.peers import Peers
+from bml.cluster.spec import news
 from bml.cluster.steps.handover import Handover
 from bml.cluster.steps.meeting import Meeting
 from bml.cluster.steps.runner import StepRunner
@@ -19,6 +21,8 @@ from bml.protocol.wire.frame import Kind
 from bml.topology.errors import BmlError, InvariantError
 from bml.train.communicator import Retried
 from bml.transport.interface import Transport
+
+_LOG = logging.getLogger(__name__)
 
 _TEXT_PRIORITY = -2
 #: For so long the loop of a job that failed still delivers messages, in seconds.
@@ -50,6 +54,7 @@ class Execution:
         self._injection = injection
         self._handover = handover
         self._meeting = meeting
+        self._say = tell
         self._user_ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             Send: self._send,
@@ -61,14 +66,14 @@ class Execution:
             ev.Expect: lambda said: handover.expect(said.nbytes),
             ev.StateComplete: lambda said: handover.here(said.step, said.digests),
             ev.Retry: lambda said: meeting.replies.put(Retried(said.step, said.epoch)),
-            ev.Stop: lambda said: self.stop(said.error),
+            ev.Stop: self._stopped,
             ev.Installed: self._installed,
             ev.Resume: lambda said: transport.resume(),
             ev.Links: self._links,
             ev.Fence: lambda said: transport.fence(),
             ev.Heartbeat: self._heartbeat,
             ev.Probe: self._probe,
-            ev.Tell: lambda said: tell(said.message),
+            ev.Tell: self._tell,
             ev.Exit: self._leave,
             **runner.handlers,
         }
@@ -135,7 +140,20 @@ class Execution:
         peer, level = probe.peer, probe.level
         self._transport.probe(peer, level, *self._peers.at(peer, level))
 
+    def _tell(self, told: ev.Tell) -> None:
+        self._log(told)
+        self._say(told.message)
+
+    def _stopped(self, stop: ev.Stop) -> None:
+        self._log(stop)
+        self.stop(stop.error)
+
+    def _log(self, instruction: ev.Installed | ev.Stop | ev.Tell) -> None:
+        if _LOG.isEnabledFor(logging.INFO) and (text := news.of_server(self._core.server, instruction)):
+            _LOG.info("%s", text)
+
     def _installed(self, installed: ev.Installed) -> None:
+        self._log(installed)
         view = installed.view
         self._runner.admit(self._peers.installed(view))
         joins = view.incarnation(self._core.server) is not None

@@ -13,7 +13,7 @@ from bml.topology import Fabric
 from bml.transport.handshake import control
 from bml.transport.handshake.auth import Hello, Identity
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 
 class CoordinatorLine:

@@ -18,7 +18,7 @@ from bml.cluster.spec.job import JobSpec
 from bml.transport.handshake import control
 from bml.transport.handshake.auth import Hello, Identity
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 OnMessage = Callable[[int, bytes, Callable[[bytes], None]], None]
 """Called with a server, its message, and what sends an answer."""

@@ -51,6 +51,11 @@ class Peers:
         """The address (host, port) of a peer's NIC, and the incarnation of that peer."""
         return self.contacts[peer].nics[level], self.incarnations.get(peer, 0)
 
+    @property
+    def rate(self) -> float:
+        """The rate that is assumed for NICs, in bytes per second: from it follows the length of slices."""
+        return self._rate
+
     def slice_nbytes(self, nbytes: int) -> int:
         """How large the slices of a vector of `nbytes` bytes are, in bytes; all servers choose alike."""
         return slice_nbytes(nbytes, self._rate)

@@ -32,7 +32,7 @@ from bml.train.balancing.throughput import SizeSummary, Throughput
 from bml.train.communicator import Committed, Outcome
 from bml.train.keeping.settings import Keeping
 
-_LOG = logging.getLogger("bml.cluster")
+_LOG = logging.getLogger(__name__)
 
 _DEPARTS_S = 0.5
 """How long a server that departs waits for a view without it, in seconds; then it goes without one."""
@@ -311,6 +311,10 @@ class Server:
         """The recorded timeline, if one was asked for; to be read after `end`."""
         return None if self._shell.trace is None else self._shell.trace.taken()
 
+    def recording(self, wanted: bool) -> bytes:
+        """What the flight recorder holds, packed, if it is wanted or the job asks for it; after `end`."""
+        return self._shell.take_recording("end of the job")() if wanted or self._spec.record else b""
+
     @property
     def nbytes_copied(self) -> int:
         """Contributions that lay outside of shared memory and were copied into it, in bytes."""
@@ -370,7 +374,7 @@ class Server:
 
         "status": where this server stands (see bml.cluster.server.status). "inject": `{"done": what it will
         do to itself}`, said before it is done, `""` if it is no matter of this server's; `{"error": why}`.
-        "leave": it will leave, for the reason that is given.
+        "leave": it will leave, for the reason that is given. "record": `{"recording": packed}`.
         """
         shell = self._shell
 
@@ -380,6 +384,8 @@ class Server:
                 now = time.monotonic()
                 if kind == "inject":
                     reply({"done": shell.injection.add(argument, shell.core, now)})
+                elif kind == "record":
+                    shell.send_recording(argument, reply)
                 elif kind == "leave":
                     self.leave(argument)
                     reply({})

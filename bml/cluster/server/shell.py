@@ -22,8 +22,8 @@ from bml.cluster.steps.meeting import Meeting
 from bml.cluster.steps.runner import StepRunner
 from bml.faults.busy import Slowdown
 from bml.io.poller import Poller
+from bml.protocol.record.recorded import RecordedCore
 from bml.protocol.server import events as ev
-from bml.protocol.server.core import ServerCore
 from bml.train.balancing.throughput import SizeSummary, Throughput
 from bml.transport.choice import Opened
 
@@ -39,7 +39,7 @@ class ServerShell(ABC):
     trace: Trace | None
     opened: Opened
     peers: Peers
-    core: ServerCore
+    core: RecordedCore
     injection: Injection
     runner: StepRunner
     execution: Execution

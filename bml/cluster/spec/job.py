@@ -31,7 +31,7 @@ from bml.transport.choice import AUTO, check_transport
 from bml.transport.handshake.traffic_class import traffic_class_of
 
 Request = tuple[str, str]
-"""A request to a running server: ("status", ""), ("inject", fault) or ("leave", why)."""
+"""A request to a running server: ("status", ""), ("inject", fault), ("leave", why) or ("record", why)."""
 Endpoint = tuple[str, int]
 
 _MOST_KEPT_MIB = 1 << 30
@@ -60,6 +60,7 @@ class JobSpec:
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
     `nic_rate`: bytes per second of every NIC, if known. `trace`: servers record their actions and times.
+    `record`: reports bring the recordings of the flight recorders, also from servers that ended well.
     `keeping`: the checkpoints that it makes, and the one with which it goes on.
     `kept_mib`: how many MiB of results a joiner keeps while it catches up (bml.protocol.server.learner).
     """
@@ -81,6 +82,7 @@ class JobSpec:
     constants: Constants = DEFAULTS
     nic_rate: float | None = None
     trace: bool = False
+    record: bool = False
     kept_mib: float = KEPT_NBYTES / 2**20
     keeping: Keeping = NO_KEEPING
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")
@@ -126,6 +128,11 @@ class JobSpec:
         piece_s = max(_PIECE_S, _PIECE_ROUNDS * self.constants.alpha_s)
         fitting = int(piece_s * rate * self.parsed_fabric().levels / 2)  # every byte moves twice
         return min(max(fitting, _LEAST_PIECE_NBYTES), _MOST_PIECE_NBYTES)
+
+    @property
+    def kept_nbytes(self) -> int:
+        """`kept_mib` in bytes."""
+        return int(self.kept_mib * 2**20)
 
     def _check_absent(self, fabric: Fabric) -> None:
         strangers = sorted(set(self.absent) - set(fabric.servers))
@@ -268,6 +275,8 @@ class ServerReport:
     """False for a server that joined and never contributed: its state need not equal that of the others."""
     struck: tuple[str, ...] = ()
     """The faults of the plan whose moment came while the server was there, as texts."""
+    recording: bytes = b""
+    """What its flight recorder held, packed, if the job asked for it or the server did not end well."""
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,18 @@ that concern the step's memory, and gives out the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from bml.cluster.spec.job import Contact, JobSpec
 from bml.cluster.steps.host import Handlers, StepHost
 from bml.cluster.steps.shared import SharedSteps
 from bml.cluster.steps.wire import WireSteps
+from bml.protocol.record.setup import planner
 from bml.protocol.server import events as ev
+from bml.protocol.server.core import Planner
 from bml.protocol.step.workspace import Array, Padded, Workspace
-from bml.schedule import AnyPrograms, DirectProgram, OneProgram, Programs, Schedules
 from bml.sharedmem import StatusPages
-from bml.topology import Fabric
 from bml.train.communicator import Outcome
 
 
@@ -68,13 +68,6 @@ def make_runner(spec: JobSpec, host: StepHost, pages: StatusPages | None) -> Ste
     return SharedSteps(host, pages, give_up_s=spec.timeouts().orphan_s)
 
 
-def programs(spec: JobSpec, shares_memory: bool) -> Callable[[Fabric, int], AnyPrograms]:
+def programs(spec: JobSpec, shares_memory: bool) -> Planner:
     """The function that plans, for a fabric with its failures and a server, the programs of that server."""
-
-    def direct(fabric: Fabric, server: int) -> AnyPrograms:
-        return OneProgram(DirectProgram(server, fabric.servers))
-
-    def scheduled(fabric: Fabric, server: int) -> AnyPrograms:
-        return Programs(Schedules(fabric, spec.algorithm, spec.constants), server)
-
-    return direct if shares_memory else scheduled
+    return planner(spec.algorithm, spec.constants, shares_memory)

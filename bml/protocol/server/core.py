@@ -30,7 +30,7 @@ from bml.protocol.server.other_frames import OtherFrames
 from bml.protocol.server.steps import Steps
 from bml.protocol.server.transfer import OutgoingState
 from bml.protocol.server.unled import EndNotice, Unled
-from bml.protocol.server.watch import Watch
+from bml.protocol.server.watch import Links, Watch, links_of
 from bml.protocol.step.dataflow import Dataflow, Place
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
@@ -75,8 +75,7 @@ class ServerCore:
         self._steps = Steps(self._member, self._learner, self._calls, self._view_history, slice_nbytes, now)
         self.handle_shared, self.flows = self._steps.handle_shared, self._watch.flows
         self._other_frames = OtherFrames(self._member, self._steps, self._learner, self._calls)
-        self._outcome = ev.Ended("")
-        self._term = -1
+        self._outcome, self._term = ev.Ended(""), -1
         self._unled = Unled(timeouts)
         self._end_notice = EndNotice(timeouts.orphan_s)
 
@@ -229,7 +228,7 @@ class ServerCore:
                 self._end_notice.begin(now)
                 return [self._ended_message(), *[ev.Exit()] * out]
             case ev.Gathered() | ev.Summed() | ev.CallDiffers() | ev.ResultFetched():
-                return self.handle_shared(event, now)
+                return self._steps.handle_shared(event, now)
 
     def heard(self, peer: int, level: int, now: float) -> None:
         """A sign of life of (peer, level): a heartbeat or any byte."""
@@ -246,7 +245,7 @@ class ServerCore:
         if step is None or header[1:3] != step.stamp or header.kind > Kind.BROADCAST or self._member.frozen:
             return self._other_frames.admit(header)
         if header.signature != step.submit.signature:
-            return self._calls.conflicting(step.submit, header)
+            return self._other_frames.admit(header)
         kind, _, _, origin, dest, _, start, stop, nbytes = header
         engine = step.engine
         if nbytes != (stop - start) * engine.stamp.itemsize:
@@ -276,8 +275,6 @@ class ServerCore:
         if engine.remaining == 0 and not step.entered:
             done += self._steps.enter_if_complete(now)
         return done
-
-    # --- time ------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> list[Instruction]:
         if why := self._goes_alone(now):
@@ -387,14 +384,17 @@ class ServerCore:
             self._learner.install(view)
             if not self._view_history.records:
                 self._steps.committed = view.commit
-        fabric = self._base.without(*view.failures)
-        planned = {(rate.server, rate.level): rate.halvings for rate in view.rates if rate.halvings}
-        programs = self._planner(slowed(fabric, planned), self.server)
-        levels = range(fabric.levels)
-        links = frozenset((peer, level) for level in levels for peer in fabric.neighbours(self.server, level))
-        self._steps.install(programs, fabric, links)
+        fabric, links = self.plan(view)
         self._watch.set_view(view, links, now)
         self._donor.install(view, fabric)
         self._unled.has_view()
         self._view_history.installed(view, now)
         return [ev.Installed(view), ev.Links(links), *self._steps.settle(view, now), ev.Resume()]
+
+    def plan(self, view: msg.View) -> tuple[Fabric, Links]:
+        """Make the programs of this server in a view; returns the damaged fabric, and its links there."""
+        fabric = self._base.without(*view.failures)
+        programs = self._planner(slowed(fabric, view.halvings), self.server)
+        links = links_of(fabric, self.server)
+        self._steps.install(programs, fabric, links)
+        return fabric, links

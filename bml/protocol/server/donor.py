@@ -52,7 +52,7 @@ class Donor:
 
     def send(self, event: SendState) -> list[Instruction]:
         """Send joiners their parts of the state, unless the view that asked for them is over."""
-        if event.outgoing is not self._outgoing:
+        if event.outgoing != self._outgoing:
             return []
         self._outgoing = None
         epoch, step = event.outgoing.epoch, event.step

@@ -130,7 +130,7 @@ class Tick(Struct, frozen=True):
     """Time passed; sent at every pass of the loop."""
 
 
-class Gathered(Struct, frozen=True):
+class Gathered(Struct, frozen=True, gc=False):
     """All members of the view stand at DONE or COMPLETE of this step, or beyond it, in this epoch."""
 
     epoch: int

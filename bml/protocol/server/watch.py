@@ -16,6 +16,12 @@ from bml.topology import Fabric
 Links = frozenset[tuple[int, int]]
 
 
+def links_of(fabric: Fabric, server: int) -> Links:
+    """The (peer, level) of all neighbours of a server."""
+    levels = range(fabric.levels)
+    return frozenset((peer, level) for level in levels for peer in fabric.neighbours(server, level))
+
+
 class Watch:
     """The ears of `server` on the healthy `fabric`; see bml.faults.detector, .stalls and .healing."""
 

@@ -71,6 +71,11 @@ class View(msgspec.Struct, frozen=True):
             return self.members
         return tuple(server for server in self.members if server not in self.learners)
 
+    @property
+    def halvings(self) -> dict[tuple[int, int], int]:
+        """(server, level) of each NIC that is planned slow -> how often its rate is halved."""
+        return {(each.server, each.level): each.halvings for each in self.rates if each.halvings}
+
     def incarnation(self, server: int) -> Incarnation | None:
         """The incarnation of a member; None: its first."""
         return next((incarnation for incarnation in self.joined if incarnation.server == server), None)

@@ -21,7 +21,7 @@ from bml.transport.handshake.listening import BACKLOG, Listener
 from bml.transport.interface import Endpoint, LostKind
 from bml.transport.stream import PASS_NBYTES, Stream
 
-_LOG = logging.getLogger("bml.transport")
+_LOG = logging.getLogger(__name__)
 
 EndKind = Literal["refused", "reset", "eof", "timeout", "auth", "malformed", "overflow"]
 """`refused`: the machine is alive, and no process listens on that port. `auth`: the process that listens does

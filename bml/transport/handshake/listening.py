@@ -17,7 +17,7 @@ from bml.transport.handshake.auth import AcceptorHandshake, Hello
 from bml.transport.handshake.greeting import HANDSHAKE_S, Greeting, GreetingKind, fresh_nonce
 from bml.transport.handshake.traffic_class import queue_as
 
-_LOG = logging.getLogger("bml.transport")
+_LOG = logging.getLogger(__name__)
 
 _ACCEPTS_PER_PASS = 16
 _MAX_PENDING = 64

@@ -19,7 +19,7 @@ from bml.transport.links.heartbeats import HeartbeatSocket
 from bml.transport.links.ports import bind_pair
 from bml.transport.links.settings import LinkSettings
 
-_LOG = logging.getLogger("bml.transport")
+_LOG = logging.getLogger(__name__)
 
 
 class LocalNic:

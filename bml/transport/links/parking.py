@@ -8,7 +8,7 @@ import socket
 from bml.io.poller import PEER_CLOSED, Poller
 from bml.transport.interface import LinkKey
 
-_LOG = logging.getLogger("bml.transport")
+_LOG = logging.getLogger(__name__)
 
 MAX_PARKED = 256
 

@@ -32,7 +32,7 @@ from bml.transport.links.ports import send_buffers
 from bml.transport.links.probing import Probes
 from bml.transport.links.settings import LinkSettings
 
-_LOG = logging.getLogger("bml.transport")
+_LOG = logging.getLogger(__name__)
 
 
 class LinkTransport:

@@ -19,7 +19,7 @@ from bml.transport.verbs.devices import choose
 from bml.transport.verbs.rdma import Nic, NicMemory
 from bml.transport.verbs.settings import VerbsSettings
 
-_LOG = logging.getLogger("bml.transport")
+_LOG = logging.getLogger(__name__)
 
 OpenNic = Callable[[str, str | None], Nic]
 """Opens the RDMA NIC with an address, or the one that a setting names; raises FabricError."""
