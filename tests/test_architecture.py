@@ -82,7 +82,7 @@ PURE = (
     "bml.cluster.formation.standby",
     "bml.cluster.launcher.growing",
     "bml.cluster.launcher.restarts",
-    "bml.cluster.ray.absence",
+    "bml.cluster.ray.watching.absence",
     "bml.cluster.spec.leaving",
     "bml.cluster.torchrun.layout",
     "bml.cluster.torchrun.lines",

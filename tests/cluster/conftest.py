@@ -19,12 +19,13 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     from bml.cluster.ray import coordinator as ray_coordinator
     from bml.cluster.ray import gathering as ray_gathering
     from bml.cluster.ray import machines as ray_machines
-    from bml.cluster.ray import watch as ray_watch
+    from bml.cluster.ray import reports as ray_reports
+    from bml.cluster.ray.watching import cluster as ray_watch
 
     made = FakeRay()
     for module in (
         *(ray_fleet, ray_coordinator, ray_connection, ray_gathering, ray_machines),
-        *(ray_asking, ray_watch),
+        *(ray_asking, ray_reports, ray_watch),
     ):
         monkeypatch.setattr(module, "ray", made)
     for module in (ray_fleet, ray_coordinator):
@@ -32,7 +33,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     for name in ("living_machines", "open_machines"):
         monkeypatch.setattr(ray_fleet, name, lambda: [Machine("127.0.0.1", "a", 2.0, True)])
     monkeypatch.setattr(ray_watch, "draining_nodes", lambda: made.draining)
-    monkeypatch.setattr(ray_fleet, "_LOOK_S", 0.05)
+    for module in (ray_fleet, ray_reports):
+        monkeypatch.setattr(module, "_LOOK_S", 0.05)
     for server in SPEC.servers:
         made.answers[f"ServerActor {server}", "contact"] = (contact(server), NOBODY)
     return made

@@ -203,9 +203,9 @@ def test_a_report_comes_by_another_server_if_a_connection_is_dead(
     ray: FakeRay, fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing breaks: what Ray sends just does not arrive, and for minutes it does not notice."""
-    from bml.cluster.ray import fleet as ray_fleet
+    from bml.cluster.ray import reports
 
-    monkeypatch.setattr(ray_fleet, "_RELAY_S", 0.05)
+    monkeypatch.setattr(reports, "_RELAY_S", 0.05)
     assert waits(fleet, lambda: len(ray.asked("CoordinatorActor", "said")) > 0) == []
     ray.answers["ServerActor 0", "relay"] = unavailable()
     ray.answers["ServerActor 0", "run"] = cloudpickle.dumps(report(0))
@@ -260,7 +260,7 @@ def test_a_server_that_leaves_for_another_reason_is_not_drained(ray: FakeRay, fl
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    from bml.cluster.ray import watch
+    from bml.cluster.ray.watching import cluster as watch
 
     made = list[Any]()
     monkeypatch.setattr(watch, "_request", made.append)
@@ -307,8 +307,8 @@ def test_machines_are_given_back_at_the_end(ray: FakeRay, requests: list[Any]) -
 def test_a_cluster_that_cannot_be_asked_fails_no_job(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from bml.cluster.ray import watch
     from bml.cluster.ray.fleet import RayFleet
+    from bml.cluster.ray.watching import cluster as watch
 
     def refuse(*_: Any) -> Any:
         raise RuntimeError("no such cluster")

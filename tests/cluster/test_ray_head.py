@@ -14,8 +14,8 @@ from fake_ray import SPEC, report
 
 import bml
 from bml.cluster.launcher.result import Result
-from bml.cluster.ray import head
-from bml.cluster.ray.absence import LOOK_S, PATIENCE_S, RAYS_S, SETTING, Absence, rays_patience_s
+from bml.cluster.ray.watching import head
+from bml.cluster.ray.watching.absence import LOOK_S, PATIENCE_S, RAYS_S, SETTING, Absence, rays_patience_s
 from bml.train.keeping.settings import Keeping
 
 

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bml.cluster.fleets.supervisor import MACHINE_FOLDER, Supervisor
-from bml.cluster.ray import auth, head
+from bml.cluster.ray import auth
+from bml.cluster.ray.watching import head
 from bml.fabric import EmulatedFabric, namespace
 
 PORT = 6379

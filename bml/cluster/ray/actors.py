@@ -21,7 +21,7 @@ from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.preemption import leave_on_sigterm
 from bml.cluster.process.training import run_training
-from bml.cluster.ray.head import HeadWatch
+from bml.cluster.ray.watching.head import HeadWatch
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, Contacts, Endpoint, JobSpec, Place, Request, default_nics
 from bml.cluster.spec.nics import nics_of

@@ -7,16 +7,14 @@ dead. No parameter byte passes through its object store or its calls: the server
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, ObjectLostError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError
 
 from bml.cluster.fleets.fleet import Answers, Died, FleetEvent, Headless, Known, Patience, Reported, reachable
 from bml.cluster.fleets.fork_server import ENDING_S
@@ -24,11 +22,10 @@ from bml.cluster.fleets.handles import Handle
 from bml.cluster.fleets.placement import Reservation, blocks, home_for
 from bml.cluster.fleets.racks import Racks
 from bml.cluster.ray.actors import ServerActor
-from bml.cluster.ray.asking import DEATHS, ask_actors
+from bml.cluster.ray.asking import ask_actors
 from bml.cluster.ray.connection import RayConnection
 from bml.cluster.ray.coordinator import GOING_S, RayCoordinator
 from bml.cluster.ray.gathering import gather
-from bml.cluster.ray.head import HeadWatch
 from bml.cluster.ray.machines import (
     Machines,
     check_room,
@@ -38,7 +35,9 @@ from bml.cluster.ray.machines import (
     own_machine,
     room_for,
 )
-from bml.cluster.ray.watch import ClusterWatch
+from bml.cluster.ray.reports import Reports
+from bml.cluster.ray.watching.cluster import ClusterWatch
+from bml.cluster.ray.watching.head import HeadWatch
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, ServerReport
 from bml.cluster.spec.leaving import DRAINED, LEFT
 from bml.errors import StartError, UsageError
@@ -46,10 +45,6 @@ from bml.errors import StartError, UsageError
 _LOOK_S = 1.0
 #: How long the coordinator may take to report the end of the job, in seconds: the user gets all views.
 _LAST_WORDS_S = 0.3
-#: After the first report, servers that have reported ask the others: after how many seconds, and how many
-#: servers each of them asks at a time.
-_RELAY_S = 2.0
-_RELAYS = 4
 #: Two calls at a time: the training function, and a request for the status; and some more that ask again for
 #: the report, if Ray did not reach the actor for a while.
 _CALLS_AT_A_TIME = 8
@@ -74,16 +69,12 @@ class RayFleet:
         self._reserves = reserves or Reservation()
         self._machines = machines
         self._racks = racks or Racks()
-        self._train: Any = None
         # Guards the attributes below: while one thread is in `wait`, others are in `join` and `ask`.
         self._changing = threading.Condition()
         self._known = Known()
         self._actors: dict[int, Any] = {}
         self._handles: dict[int, Handle] = {}
-        self._runs: dict[Any, int] = {}
-        self._unheard: dict[int, float] = {}
-        self._relays: dict[Any, int] = {}
-        self._relays_at = math.inf
+        self._reports = Reports(self._actors, self._known, self._changing)
         self._asking = 0
         self._closed = False
         self._watch = ClusterWatch(self._reserves, self._here)
@@ -118,7 +109,7 @@ class RayFleet:
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
-        self._train = ray.put(train)  # once, and not with every call
+        self._reports.prepare(ray.put(train))  # once, and not with every call
         for server in self._spec.servers:
             self._actors[server] = self._actor(server)
         self._coordinator.prepare()
@@ -130,7 +121,7 @@ class RayFleet:
             self._gather()
         self._coordinator.look_after()
         for server in self._actors:
-            self._run(server)
+            self._reports.run(server)
         self._watch.start()
 
     def _gather(self) -> None:
@@ -174,7 +165,7 @@ class RayFleet:
             contact = self._come_at_last(server, incarnation, give_up)
         with self._changing:
             self._known.came(server, incarnation, contact)
-            self._run(server)
+            self._reports.run(server)
             self._coordinator.join(server, incarnation, contact)
 
     def _come_at_last(self, server: int, incarnation: int, give_up: threading.Event) -> Contact:
@@ -207,20 +198,14 @@ class RayFleet:
         with suppress(RayError):
             ray.kill(self._actors.pop(server))
         self._let_go(server, kill=True)
-        self._forget(server)
-
-    def _forget(self, server: int) -> None:
-        """Do not wait for the report of a server any more."""
-        with self._changing:
-            self._runs = {ref: of for ref, of in self._runs.items() if of != server}
-            self._unheard.pop(server, None)
+        self._reports.forget(server)
 
     def machine_lost(self, server: int, why: str) -> Died | None:
         """Note the death of a machine, which Ray notices much later. None if its server had already ended."""
         self._let_go(server)
-        if server not in self._running():
+        if server not in self._reports.running():
             return None
-        self._forget(server)
+        self._reports.forget(server)
         return self._died(server, why)
 
     def wait(self, timeout_s: float) -> list[FleetEvent]:
@@ -235,10 +220,7 @@ class RayFleet:
 
     def _events(self, timeout_s: float) -> list[FleetEvent]:
         saying, wait_s = self._coordinator.ask(), min(timeout_s, self._coordinator.interval_s)
-        with self._changing:
-            self._ask_again()
-            self._ask_by_others()
-            refs = [*self._runs, *self._relays, *saying]
+        refs = [*self._reports.calls(), *saying]
         if not refs:
             time.sleep(wait_s)
             return []
@@ -246,7 +228,7 @@ class RayFleet:
         events: list[FleetEvent] = []
         for ref in ready:
             events += self._coordinator.heard() if self._coordinator.is_answer(ref) else self._run_event(ref)
-        if ready and not self._running():
+        if ready and not self._reports.running():
             events += self._coordinator.last_words(_LAST_WORDS_S)
         return events
 
@@ -276,7 +258,7 @@ class RayFleet:
                 self._abandon()
                 return
         with suppress(RayError):  # servers that have reported have ended their children
-            running = self._running() & self._actors.keys()
+            running = self._reports.running() & self._actors.keys()
             if ending := [self._actors[server].end_children.remote() for server in running]:
                 ray.wait(ending, num_returns=len(ending), timeout=ENDING_S)
         for actor in self._actors.values():
@@ -292,7 +274,7 @@ class RayFleet:
 
     def _abandon(self) -> None:
         """Close it without Ray's head: actors that have reported end now, the others when they have left."""
-        for server in self._actors.keys() - self._running():
+        for server in self._actors.keys() - self._reports.running():
             self._actors[server].exit.remote()
         self._actors.clear()
         self._coordinator.abandon()
@@ -301,48 +283,22 @@ class RayFleet:
     # --- events ----------------------------------------------------------------------------------
 
     def _run_event(self, ref: Any) -> list[FleetEvent]:
-        if ref in self._relays:
-            return self._relayed(ref)
-        pickled, lost = b"", ""
-        try:
-            pickled = ray.get(ref)
-        except (ActorUnavailableError, ObjectLostError):
-            # Ray does not reach it now, or has lost its report. The other servers notice if it is dead.
-            with self._changing:
-                if ref in self._runs:
-                    self._unheard[self._runs.pop(ref)] = time.monotonic() + _LOOK_S
+        ended = self._reports.heard(ref)
+        if ended is None:
             return []
-        except DEATHS as error:
-            first = next(iter(str(error).splitlines()), type(error).__name__)
-            lost = f"its process is gone (Ray: {first})"
-        with self._changing:
-            server = self._runs.pop(ref, None)
-        if server is None:
-            return []  # it was ended meanwhile, to be started again
-        if not lost:
-            return [self._reported(server, pickled)]
-        self._let_go(server)
-        return [self._died(server, lost)]
+        if ended.report is not None:
+            return [self._reported(ended.server, ended.report)]
+        self._let_go(ended.server)
+        return [self._died(ended.server, ended.lost)]
 
-    def _reported(self, server: int, pickled: bytes) -> Reported:
-        self._forget(server)
-        report: ServerReport = cloudpickle.loads(pickled)
+    def _reported(self, server: int, report: ServerReport) -> Reported:
         if self._head is not None:
             self._head.heard(report.outcome)
         if report.kind == LEFT and self._watch.made_leave(server, self._known.incarnations.get(server, 0)):
             self._end(server)  # a node that drains ends as soon as nothing runs there
             return Reported(report if self._machines else replace(report, kind=DRAINED))
-        self._relays_at = min(self._relays_at, time.monotonic() + _RELAY_S)
+        self._reports.job_ends()
         return Reported(report)
-
-    def _relayed(self, ref: Any) -> list[FleetEvent]:
-        """Take a report that another server has asked for; a missing report means nothing."""
-        server = self._relays.pop(ref)
-        try:
-            pickled = ray.get(ref)
-        except RayError:
-            return []
-        return [self._reported(server, pickled)] if server in self._running() else []
 
     def _died(self, server: int, why: str) -> Died:
         with self._changing:
@@ -350,42 +306,13 @@ class RayFleet:
             self._coordinator.gone(server, why)
         return Died(server, why)
 
-    def _running(self) -> set[int]:
-        with self._changing:
-            return {*self._runs.values(), *self._unheard}
-
     def _here(self) -> dict[int, tuple[int, Any]]:
         """Return the servers that run, each with its incarnation and its actor."""
-        running, actors = self._running(), dict(self._actors)
+        running, actors = self._reports.running(), dict(self._actors)
         return {
             server: (self._known.incarnations.get(server, 0), actors[server])
             for server in sorted(running & actors.keys())
         }
-
-    def _run(self, server: int) -> None:
-        """Let a server run its training function, once, or ask for its report again."""
-        self._runs[self._actors[server].run.remote(self._known.contacts, self._train)] = server
-
-    def _ask_again(self) -> None:
-        """Ask servers that Ray did not reach for their reports again."""
-        for server in [each for each, at in self._unheard.items() if time.monotonic() >= at]:
-            del self._unheard[server]
-            self._run(server)
-
-    def _ask_by_others(self) -> None:
-        """After the end of the job, let servers that have reported ask those that have not.
-
-        A connection from here to an actor may be dead, and Ray may take minutes to notice.
-        """
-        if time.monotonic() < self._relays_at or not self._runs:
-            return
-        self._relays_at = time.monotonic() + _RELAY_S
-        missing = {*self._runs.values()}
-        helpers = sorted(self._actors.keys() - missing - self._unheard.keys() - self._known.gone.keys())
-        for server in sorted(missing - {*self._relays.values()})[: _RELAYS * len(helpers)]:
-            helper = self._actors[helpers[server % len(helpers)]]
-            ref = helper.relay.remote(self._actors[server], self._known.contacts, self._train)
-            self._relays[ref] = server
 
     def _contact(self, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
         """Return the addresses of a server that was just started; ask again if Ray does not reach it."""

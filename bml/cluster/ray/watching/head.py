@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import ray
 
-from bml.cluster.ray.absence import LOOK_S, PATIENCE_S, Absence, rays_patience_s
+from bml.cluster.ray.watching.absence import LOOK_S, PATIENCE_S, Absence, rays_patience_s
 
 #: The first bytes of an HTTP/2 connection, and an empty frame of settings (RFC 9113, 3.4 and 6.5).
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
