@@ -13,13 +13,18 @@ from bml.cluster.fleets.placement import Machine
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     ray_fleet = pytest.importorskip("bml.cluster.ray.fleet")
+    from bml.cluster.ray import asking as ray_asking
     from bml.cluster.ray import connection as ray_connection
     from bml.cluster.ray import coordinator as ray_coordinator
     from bml.cluster.ray import gathering as ray_gathering
     from bml.cluster.ray import machines as ray_machines
+    from bml.cluster.ray import spares as ray_spares
 
     made = FakeRay()
-    for module in (ray_fleet, ray_coordinator, ray_connection, ray_gathering, ray_machines):
+    for module in (
+        *(ray_fleet, ray_coordinator, ray_connection, ray_gathering, ray_machines),
+        *(ray_asking, ray_spares),
+    ):
         monkeypatch.setattr(module, "ray", made)
     for module in (ray_fleet, ray_coordinator):
         monkeypatch.setattr(module, "on_node", lambda node: node)

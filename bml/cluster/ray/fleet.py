@@ -15,27 +15,20 @@ from typing import Any
 
 import cloudpickle
 import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    GetTimeoutError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    WorkerCrashedError,
-)
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, ObjectLostError, RayError
 
 from bml.cluster.fleets.fleet import Answers, Died, FleetEvent, Known, Patience, Reported, reachable
 from bml.cluster.fleets.fork_server import ENDING_S
 from bml.cluster.fleets.handles import Handle
 from bml.cluster.fleets.placement import Reservation, blocks
-from bml.cluster.ray.actors import ServerActor
+from bml.cluster.fleets.spare_places import nodes_for_spares
+from bml.cluster.ray.actors import ServerActor, SpareActor
+from bml.cluster.ray.asking import DEATHS, ask_actors
 from bml.cluster.ray.connection import RayConnection
 from bml.cluster.ray.coordinator import GOING_S, RayCoordinator
 from bml.cluster.ray.gathering import gather
 from bml.cluster.ray.machines import Machines, check_room, living_machines, on_node, room_for
+from bml.cluster.ray.spares import RaySpares
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request
 from bml.errors import StartError, UsageError
 
@@ -49,9 +42,6 @@ _RELAYS = 4
 #: Two calls at a time: the training function, and a request for the status; and some more that ask again for
 #: the report, if Ray did not reach the actor for a while.
 _CALLS_AT_A_TIME = 8
-#: The errors that Ray raises for a dead actor, if they are not ActorUnavailableError. For an actor that was
-#: killed because its machine ran out of memory there is a class of its own.
-_DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
 
 
 class RayFleet:
@@ -104,6 +94,7 @@ class RayFleet:
         self.spec = self._spec = settled.sharing_cores() if self._one_machine else settled
         self._local = is_own or machines is not None
         head = machines.head if machines else max(living, key=lambda each: each.is_head).node
+        self.spares = RaySpares(spec.parsed_fabric(), self._homes, self._known, self._local)
         self._coordinator = RayCoordinator(
             spec=self._spec, known=self._known, changing=self._changing, node=head, local=self._local
         )
@@ -123,6 +114,10 @@ class RayFleet:
         self._coordinator.look_after()
         for server in self._actors:
             self._run(server)
+        if self._spec.spares:
+            homes = {server: self._homes[server] for server in self._spec.servers}
+            nodes = nodes_for_spares(self._spec.spares, homes, living_machines())
+            self.spares.start(nodes, self._spare)
 
     def _gather(self) -> None:
         """Wait until enough servers are placed; those that have not come by then are absent, and ended."""
@@ -132,29 +127,38 @@ class RayFleet:
         self.spec = self._spec = self._coordinator.spec = self._spec.beginning_with(contacts)
 
     def _actor(self, server: int, incarnation: int | None = None) -> Any:
-        machines = self._machines
+        node = self._machines.nodes[server] if self._machines else self._homes[server]
+        return self._make(ServerActor, node, *self._identity(server, incarnation))
+
+    def _spare(self, node: str) -> Any:
+        place = Place() if self._one_machine else None
+        return self._make(SpareActor, node, self._spec, place, self._train)
+
+    def _identity(self, server: int, incarnation: int | None) -> tuple[Any, ...]:
+        """Return what an actor must know to be this server."""
+        machines, spec = self._machines, self._spec
+        if incarnation is not None:
+            spec = spec.for_joiner(again=server in self._known.incarnations)
+        place = machines.places[server] if machines else Place() if self._one_machine else None
+        return spec, server, place, incarnation, machines.fault_endpoint if machines else None
+
+    def _make(self, kind: type, node: str, *arguments: Any) -> Any:
         options = {
             **self._reserves.options,
             "max_restarts": 0,
             "max_concurrency": _CALLS_AT_A_TIME,
-            "scheduling_strategy": self._strategy(server),
+            "scheduling_strategy": self._strategy(node),
         }
-        spec = self._spec
-        if incarnation is not None:
-            spec = spec.for_joiner(again=server in self._known.incarnations)
-        place = machines.places[server] if machines else Place() if self._one_machine else None
-        fault_endpoint = machines.fault_endpoint if machines else None
         try:
-            actor = ray.remote(ServerActor).options(**options)
-            return actor.remote(spec, server, place, incarnation, fault_endpoint)
+            return ray.remote(kind).options(**options).remote(*arguments)
         except ValueError as error:
             raise UsageError(f"Ray refuses to reserve {self._reserves}: {error}") from None
 
-    def _strategy(self, server: int) -> Any:
-        """Return where Ray is to put a server."""
+    def _strategy(self, node: str) -> Any:
+        """Return where Ray is to put an actor that is meant for this node."""
         if self._reserves and not (self._machines or self._one_machine):
             return "SPREAD"  # it must be where the resources are free
-        return on_node(self._machines.nodes[server] if self._machines else self._homes[server])
+        return on_node(node)
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """See Fleet."""
@@ -177,6 +181,11 @@ class RayFleet:
 
     def _come(self, server: int, incarnation: int, deadline: float, give_up: threading.Event) -> Contact:
         """Start a server that joins, elsewhere if its machine is dead; return its addresses."""
+        if spare := self.spares.take(server):
+            self._homes[server] = spare.node
+            self._actors[server] = spare.actor
+            spare.actor.become.remote(*self._identity(server, incarnation))
+            return self._contact(server, deadline, give_up)
         if not self._has_machine(server):
             self._homes[server] = blocks(list(self._homes), living_machines())[server]
         self._actors[server] = self._actor(server, incarnation)
@@ -215,7 +224,7 @@ class RayFleet:
         with self._changing:
             self._ask_again()
             self._ask_by_others()
-            refs = [*self._runs, *self._relays, *saying]
+            refs = [*self._runs, *self._relays, *saying, *self.spares.calls]
         if not refs:
             time.sleep(wait_s)
             return []
@@ -234,37 +243,12 @@ class RayFleet:
                 return {}  # a call of Ray would now connect this process to any cluster it finds
             self._asking += 1
         try:
-            return self._ask(request, patience)
+            actors = {server: actor for server, (_, actor) in self._here().items()}
+            return ask_actors(actors, request, patience)
         finally:
             with self._changing:
                 self._asking -= 1
                 self._changing.notify_all()
-
-    def _ask(self, request: Request, patience: Patience) -> Answers:
-        running, begun_s = self._running(), time.monotonic()
-        asked = {
-            handle.answer.remote(request, max(patience)): server
-            for server, handle in list(self._actors.items())
-            if server in running
-        }
-        answers: dict[int, dict[str, Any]] = {}
-        while asked:
-            left_s = patience.left_s(answers, time.monotonic() - begun_s)
-            ready, _ = ray.wait(list(asked), num_returns=1, timeout=left_s)
-            if not ready:
-                break
-            server = asked.pop(ready[0])
-            try:
-                answer = ray.get(ready[0])
-            except ActorUnavailableError:
-                continue
-            except _DEATHS:
-                answer = {"done": f"server {server} died of it"} if request[0] == "inject" else None
-            except RayError:
-                continue
-            if answer is not None:
-                answers[server] = answer
-        return answers
 
     def close(self) -> None:
         """See Fleet."""
@@ -279,6 +263,7 @@ class RayFleet:
             with suppress(RayError):
                 ray.kill(actor)
         self._actors.clear()
+        self.spares.close()
         deadline = time.monotonic() + GOING_S
         self._coordinator.end(GOING_S)
         for server, handle in list(self._handles.items()):
@@ -289,6 +274,8 @@ class RayFleet:
     # --- events ----------------------------------------------------------------------------------
 
     def _run_event(self, ref: Any) -> list[FleetEvent]:
+        if self.spares.heard(ref):
+            return []
         if ref in self._relays:
             return self._relayed(ref)
         pickled, lost = b"", ""
@@ -300,7 +287,7 @@ class RayFleet:
                 if ref in self._runs:
                     self._unheard[self._runs.pop(ref)] = time.monotonic() + _LOOK_S
             return []
-        except _DEATHS as error:
+        except DEATHS as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             lost = f"its process is gone (Ray: {first})"
         with self._changing:
@@ -335,6 +322,14 @@ class RayFleet:
     def _running(self) -> set[int]:
         with self._changing:
             return {*self._runs.values(), *self._unheard}
+
+    def _here(self) -> dict[int, tuple[int, Any]]:
+        """Return the servers that run, each with its incarnation and its actor."""
+        running, actors = self._running(), dict(self._actors)
+        return {
+            server: (self._known.incarnations.get(server, 0), actors[server])
+            for server in sorted(running & actors.keys())
+        }
 
     def _run(self, server: int) -> None:
         """Let a server run its training function, once, or ask for its report again."""
