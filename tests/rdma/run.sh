@@ -8,6 +8,20 @@ version=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])
   echo "tests/rdma: skipped, Debian's pyverbs is for Python 3.11 and .venv has ${version:-none}" >&2
   exit 77
 }
+# --ray: a Ray job instead. Python's compiler would be most of what is emulated, so modules are compiled before. The
+# clock counts instructions here, too: some time-outs of Ray cannot be set.
+if [ "${1:-}" = --ray ]; then
+  shift
+  env -u PYTHONDONTWRITEBYTECODE .venv/bin/python - <<'PY'
+import compileall, importlib.util, pathlib
+for name in ("ray", "numpy", "aiohttp", "bml", "pytest"):
+    compileall.compile_dir(pathlib.Path(importlib.util.find_spec(name).origin).parent, quiet=2)
+PY
+  BML_RDMA_VM_MEM=4G exec tests/rdma/vm.sh -n 4 -t 3000 -i \
+    env RAY_DASHBOARD_STARTUP_TIMEOUT_S=300 RAY_worker_register_timeout_seconds=600 \
+    RAY_agent_register_timeout_ms=600000 RAY_enable_metrics_collection=0 RAY_prestart_worker_first_driver=0 \
+    .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 2000 tests/rdma/rdma_ray.py "$@"
+fi
 pytest=(.venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 240 --durations 0)
 tests/rdma/vm.sh -n 9 -t 900 "${pytest[@]}" tests/rdma/rdma_jobs.py tests/rdma/rdma_links.py "$@"
 first=$?
