@@ -72,6 +72,8 @@ PURE = (
     "bml.bench.fit",
     "bml.bench.rows",
     "bml.cluster.fleets.muster",
+    "bml.cluster.fleets.placement",
+    "bml.cluster.fleets.spare_places",
     "bml.cluster.formation.point_to_point",
     "bml.cluster.formation.standby",
     "bml.cluster.launcher.growing",
