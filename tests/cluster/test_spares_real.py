@@ -14,7 +14,7 @@ import pytest
 
 import bml
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(240)
 
 EPOCHS = 40
 MODULE = """
@@ -26,7 +26,7 @@ RATE = 0.1
 
 
 def wait_for(condition: Any) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -60,14 +60,16 @@ def test_a_spare_takes_the_place_of_a_dead_server_and_the_next_one_stays_lost(
         return w, os.getpid()
 
     faults = ["kill:1@step=190"]
-    with bml.start(train, "bcube:2x2", launcher=launcher, transport="tcp", spares=1, faults=faults) as job:
+    with bml.start(
+        train, "bcube:2x2", launcher=launcher, transport="tcp", start_s=120, spares=1, faults=faults
+    ) as job:
         wait_for(lambda: len(importers.read_text().split()) == 1 + 4 + 1)  # the launcher, servers, the spare
         wait_for(lambda: job.status()["spares"] == 1)
         status = job.status()
         go.touch()
         wait_for(lambda: job.status()["servers"][0].get("step", 0) >= 20)
         os.kill(status["servers"][3]["process"], signal.SIGKILL)
-        result = job.wait(60)
+        result = job.wait(90)
         assert job.status()["spares"] == 0
 
     report = result.report
