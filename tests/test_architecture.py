@@ -78,6 +78,7 @@ PURE = (
     "bml.cluster.fleets.placement",
     "bml.cluster.fleets.racks",
     "bml.cluster.fleets.shortage",
+    "bml.cluster.fleets.spare_places",
     "bml.cluster.formation.point_to_point",
     "bml.cluster.formation.standby",
     "bml.cluster.launcher.growing",

@@ -20,12 +20,13 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     from bml.cluster.ray import gathering as ray_gathering
     from bml.cluster.ray import machines as ray_machines
     from bml.cluster.ray import reports as ray_reports
+    from bml.cluster.ray import spares as ray_spares
     from bml.cluster.ray.watching import cluster as ray_watch
 
     made = FakeRay()
     for module in (
         *(ray_fleet, ray_coordinator, ray_connection, ray_gathering, ray_machines),
-        *(ray_asking, ray_reports, ray_watch),
+        *(ray_asking, ray_reports, ray_spares, ray_watch),
     ):
         monkeypatch.setattr(module, "ray", made)
     for module in (ray_fleet, ray_coordinator):

@@ -51,7 +51,7 @@ class Maker:
         return self
 
     def remote(self, *arguments: Any) -> Actor:
-        name = self.kind if self.kind == "CoordinatorActor" else f"{self.kind} {arguments[1]}"
+        name = f"{self.kind} {arguments[1]}" if self.kind == "ServerActor" else self.kind
         self.ray.calls.append((name, "new", arguments))
         return Actor(self.ray, name)
 

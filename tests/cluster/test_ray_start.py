@@ -32,7 +32,7 @@ def test_servers_are_on_one_machine_only_if_it_has_room_for_all(
     ray.free = {"CPU": free}
     fleet = RayFleet(SPEC, None, False, Reservation({"CPU": 1}))
     fleet.start(b"train")
-    assert fleet._strategy(0) == where
+    assert fleet._strategy(fleet._homes[0]) == where
     (place,) = [arguments[2] for arguments in ray.asked("ServerActor 0", "new")]
     assert (place is not None) == (free == 2.0), "loopback addresses reach nobody elsewhere"
 

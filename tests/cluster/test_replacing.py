@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 import bml
 from bml.cluster.launcher.newcomers import Newcomers
-from bml.cluster.launcher.restarts import DIED, Spares, is_worth_it
+from bml.cluster.launcher.restarts import DIED, is_replaced, is_worth_it
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec
 from bml.cluster.spec.leaving import DRAINED
@@ -18,22 +19,31 @@ from bml.errors import StartError, UsageError
 pytestmark = pytest.mark.timeout(30)
 
 
-def test_the_first_lost_servers_are_replaced() -> None:
-    spares = Spares(2)
-    assert [spares.take(kind) for kind in (DIED, "NotJoined", "Left", "Evicted")] == [
-        True,
-        False,
-        True,
-        False,
-    ]
-    assert spares.left == 0
+def test_who_is_replaced() -> None:
+    assert [is_replaced(kind) for kind in (DIED, "NotJoined", "Left", "Evicted")] == [True, False, True, True]
 
 
 def test_a_server_that_was_asked_to_go_is_replaced_and_not_started_again() -> None:
     assert not is_worth_it("Left")
     assert is_worth_it(DIED)
     assert is_worth_it(DRAINED), "but not on that machine"
-    assert Spares(1).take("Left")
+    assert is_replaced("Left")
+    assert is_replaced(DRAINED)
+
+
+class Waiting:
+    """So many spares, of which each takes the address of the lost server, or one that is given."""
+
+    def __init__(self, left: int, address: int | None = None) -> None:
+        self.left, self.address = left, address
+        self.offered = list[list[int]]()
+
+    def set_aside(self, lost: int, free: Collection[int]) -> int | None:
+        self.offered.append(sorted(free))
+        if not self.left:
+            return None
+        self.left -= 1
+        return lost if self.address is None else self.address
 
 
 @pytest.mark.parametrize(
@@ -42,22 +52,46 @@ def test_a_server_that_was_asked_to_go_is_replaced_and_not_started_again() -> No
 def test_spares_go_before_servers_that_are_started_again(
     spares: int, rejoin: bool, started: list[int]
 ) -> None:
-    result = Result(JobSpec("bcube:2x2", spares=spares, rejoin=rejoin))
-    came = list[tuple[int, int]]()
+    waiting = Waiting(spares)
+    came, missing, result = lose((3, 2), JobSpec("bcube:2x2", spares=spares, rejoin=rejoin), waiting)
+    assert sorted(came) == sorted((server, number + 1) for number, server in enumerate(started))
+    assert missing == {*started}
+    assert sorted(result.dead) == sorted({2, 3} - {*started})
+    assert waiting.left == 0
+
+
+def test_a_spare_may_join_at_a_free_address() -> None:
+    waiting = Waiting(2, address=1)
+    came, missing, result = lose((3,), JobSpec("bcube:2x2", absent=(1,)), waiting)
+    assert waiting.offered == [[1, 3]]
+    assert came == [(1, 1)]
+    assert missing == {1}
+    assert result.dead == {3: "it was killed; a spare joins as server 1, where it is plugged in"}
+
+
+def test_an_address_to_which_a_server_is_on_its_way_is_not_free() -> None:
+    waiting = Waiting(1, address=1)
+    came, _, _ = lose((3, 2), JobSpec("bcube:2x2", absent=(1,)), waiting)
+    assert waiting.offered == [[1, 3], [2, 3]]
+    assert came == [(1, 1)]
+
+
+def lose(
+    servers: tuple[int, ...], spec: JobSpec, spares: Waiting
+) -> tuple[list[tuple[int, int]], set[int], Result]:
+    """The servers that come with their incarnations, those that are waited for, and the result."""
+    result, came, missing = Result(spec), list[tuple[int, int]](), set[int]()
 
     def join(server: int, incarnation: int, give_up: threading.Event) -> None:
         came.append((server, incarnation))
 
-    newcomers, missing = Newcomers(join, result, lambda server: False, lambda: False), set[int]()
-    for server in (3, 2):
+    newcomers = Newcomers(join, spares, result, lambda server: False, lambda: False)
+    for server in servers:
         result.dead[server] = "it was killed"
         newcomers.lost(server)
         newcomers.start(missing)
-        newcomers.close()
-    assert sorted(came) == sorted((server, number + 1) for number, server in enumerate(started))
-    assert missing == {*started}
-    assert sorted(result.dead) == sorted({2, 3} - {*started})
-    assert newcomers.spares_left == 0
+        newcomers._joining.close()
+    return came, missing, result
 
 
 @pytest.mark.parametrize(
@@ -75,7 +109,8 @@ def test_a_server_whose_machine_is_drained_comes_again_elsewhere(
         tried.append(server)
         raise StartError("no Ray node is there")
 
-    newcomers, missing = Newcomers(join, result, lambda server: False, lambda: False), set[int]()
+    waiting, missing = Waiting(result.spec.spares), set[int]()
+    newcomers = Newcomers(join, waiting, result, lambda server: False, lambda: False)
     result.dead[3] = "its Ray node is draining"
     newcomers.lost(3, DRAINED)
     newcomers.start(missing)
@@ -88,11 +123,9 @@ def test_a_server_whose_machine_is_drained_comes_again_elsewhere(
     assert newcomers.awaited == awaited, "it is started again later"
 
 
-def test_what_other_launchers_do_not_have_is_said_before_they_start() -> None:
+def test_what_a_launcher_does_not_have_is_said_before_it_starts() -> None:
     with pytest.raises(UsageError, match="take the launcher processes"):
-        bml.launch(len, launcher="ray", spares=1)
-    with pytest.raises(UsageError, match="take the launcher processes"):
-        bml.launch(len, launcher="processes", emulated=True, spares=1)
+        bml.launch(len, launcher="ray", emulated=True, spares=1)
     with pytest.raises(UsageError, match="take the launcher processes"):
         bml.launch(len, launcher="ray", emulated=True, servers=(6, 9))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -110,6 +111,32 @@ def test_real_cut_black_hole_dead_switch_and_kill(emulated_fabric: BringUp) -> N
     for view in views:  # one that is followed by another before a commit has no recovery of its own
         assert view["noticed_s"] + (view["recover_s"] or 0.0) < 1.5
     check_whole_again(network)
+
+
+def test_a_spare_takes_the_place_of_a_dead_server_behind_its_cables(emulated_fabric: BringUp) -> None:
+    network = emulated_fabric("bcube:2x2")
+
+    def train(session: Any) -> Any:
+        lost = session.joins
+
+        def pause() -> None:
+            nonlocal lost
+            lost = lost or 3 not in session.contributors
+            jobs.pace(session, 4 if lost else 0)
+
+        found = jobs.descend(session, epochs=EPOCHS, pause_s=COMPUTE_S, pause=pause)
+        return {**found, "namespace": os.stat("/proc/self/ns/net").st_ino, "joined": session.joins}
+
+    settings = {"emulated": network.name, "spares": 1, "faults": ["kill:3@step=20"], "prints": False}
+    result = bml.launch(train, "bcube:2x2", launcher="processes", **settings)
+    report = result.report
+    assert sorted(result.values) == [0, 1, 2, 3], report["dead"]
+    assert [server for server, value in result.values.items() if value["joined"]] == [3]
+    for server, value in result.values.items():
+        assert value["namespace"] == os.stat(str(network.namespace_path(server))).st_ino
+    assert len(set(report["digests"].values())) == 1
+    assert report["samples"]["complete"]
+    np.testing.assert_allclose(result.value["params"], jobs.reference(EPOCHS), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ cache=${BML_RDMA_VM_CACHE:-$HOME/.cache/bml-rdma-vm} out=${OUT:-}
 [ -n "$out" ] || { out=$(mktemp -d); trap 'rm -rf "$out"' EXIT; }
 mkdir -p "$cache" "$out"; rm -f "$out/rc"
 
-free_mib=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
-[ "$free_mib" -ge 2048 ] || cannot "the guest takes up to 2 GiB of memory and $free_mib MiB are free"
+memory=${BML_RDMA_VM_MEM:-2G} free_mib=$(awk '/MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
+[ "$free_mib" -ge $(($(numfmt --from=iec "$memory") >> 20)) ] ||
+  cannot "the guest takes up to $memory of memory and $free_mib MiB are free"
 
 # 1. Programs. The guest runs the host's, so RDMA's user-space libraries are among them.
 packages="qemu-system-x86 busybox-static iproute2 ibverbs-providers libibverbs1 librdmacm1 libpython3.11 perftest"
@@ -143,7 +144,7 @@ accel="-accel tcg,thread=multi -cpu max"
 [ "${BML_RDMA_VM_ACCEL:-tcg}" = kvm ] && accel="-accel kvm -cpu host"
 [ -z "$counts" ] || accel="-accel tcg,thread=single -cpu max -icount shift=1,sleep=on"
 set +e
-timeout "$limit_s" qemu-system-x86_64 $accel -m "${BML_RDMA_VM_MEM:-2G}" -smp 1 -nodefaults -no-reboot \
+timeout "$limit_s" qemu-system-x86_64 $accel -m "$memory" -smp 1 -nodefaults -no-reboot \
   -display none -serial stdio -kernel "$cache"/boot/vmlinuz-* -initrd "$cache/initrd.img" \
   -append "console=ttyS0 quiet preempt=full panic=-1" -device virtio-rng-pci \
   -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \

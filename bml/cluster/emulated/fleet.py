@@ -42,7 +42,7 @@ class EmulatedFleet:
         except BaseException:
             self._leave()
             raise
-        self.spec = self._fleet.spec
+        self.spec, self.spares = self._fleet.spec, self._fleet.spares
 
     def _fleet_of(self, spec: JobSpec, launcher: str, prints: bool, on_start: OnStart) -> Fleet:
         if any(fault.kind == "loss" for fault in spec.fault_plan()):

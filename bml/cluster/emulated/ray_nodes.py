@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bml.cluster.fleets.actuators import FaultListener
-from bml.cluster.fleets.fleet import Answers, ApplyFault, FleetEvent, Patience
+from bml.cluster.fleets.fleet import Answers, ApplyFault, FleetEvent, NoSpares, Patience
 from bml.cluster.fleets.processes import Placement
 from bml.cluster.fleets.supervisor import MACHINE_FOLDER, SUPERVISOR, Supervisor
 from bml.cluster.process.imports import what_we_import
@@ -68,6 +68,7 @@ class EmulatedRayFleet:
         self, spec: JobSpec, prints: bool, place: Placement, apply_fault: ApplyFault, on_start: OnStart
     ):
         self.spec = spec.settled(one_host=False)
+        self.spares = NoSpares()
         self._prints, self._apply_fault, self._on_start = prints, apply_fault, on_start
         self._head = place(None)
         self._places: Mapping[int, Place] = {each: place(each) for each in spec.parsed_fabric().servers}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -75,6 +75,33 @@ class Patience(NamedTuple):
         return max(0.0, (self.all_s if says else max(self)) - since_s)
 
 
+class Spares(Protocol):
+    """The spares of one job: processes that wait, with all imports done, for the places of lost servers."""
+
+    @property
+    def left(self) -> int:
+        """How many wait; any thread may ask."""
+        ...
+
+    def set_aside(self, lost: int, free: Collection[int]) -> int | None:
+        """Set a spare aside for the place of a lost server; None if there is no spare.
+
+        Returns the address with which `Fleet.join` is to start it: that of the lost server, or one of those
+        that are `free`: no server is there.
+        """
+        ...
+
+
+class NoSpares:
+    """See Spares; there are none."""
+
+    left = 0
+
+    def set_aside(self, lost: int, free: Collection[int]) -> int | None:
+        """See Spares."""
+        return None
+
+
 class Fleet(Protocol):
     """The processes of one job. One thread calls all methods except `join` and `ask`.
 
@@ -84,12 +111,19 @@ class Fleet(Protocol):
     spec: JobSpec
     """The specification of the job, with all open settings decided."""
 
+    @property
+    def spares(self) -> Spares:
+        """Its spares. The thread that calls `wait` sets them aside."""
+        ...
+
     def start(self, train: bytes) -> None:
         """Start every server and the coordinator; `train` is the pickled training function."""
         ...
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """Start a server that is gone, or was absent: it joins. Remains of an older incarnation are ended.
+
+        If a spare is set aside for it, the spare becomes this server.
 
         `incarnation` is its number, higher than that of any server that was started before.
         Raises StartError if it does not come up, or soon after `give_up` is set.

@@ -26,6 +26,7 @@ from bml.cluster.fleets.fleet import (
 from bml.cluster.fleets.fork_server import ENDING_S, ForkServer
 from bml.cluster.fleets.muster import Muster
 from bml.cluster.fleets.preloading import referenced, worth_preloading
+from bml.cluster.fleets.process_spares import ProcessSpares
 from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, default_nics
@@ -117,7 +118,7 @@ class ProcessFleet:
         self._succession = Succession(timeouts, timeouts.warm_up_s, time.monotonic())
         self._known = Known()
         self._leaving: list[_Child] = []
-        self._spares: list[_Child] = []
+        self.spares: ProcessSpares[_Child] = ProcessSpares()
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
@@ -135,7 +136,7 @@ class ProcessFleet:
             child.send(self._known.contacts, train)
         self._look_after_coordinator()
         for _ in range(self._spec.spares):
-            self._spares.append(child := self._spawn())
+            self.spares.add(child := self._spawn())
             child.send("spare", Place(), train)
 
     def _gather(self) -> None:
@@ -168,7 +169,7 @@ class ProcessFleet:
             self._lost(server, before)
         spec = self._spec.for_joiner(again=server in self._known.incarnations)
         deadline = time.monotonic() + self._spec.start_s
-        child = (server in self._known.contacts and self._take_spare()) or self._spawn()
+        child = self.spares.take(server) or self._spawn()
         child.send("server", self._place(server), spec, server, incarnation)
         try:
             contact = _contact(child, server, deadline, give_up)
@@ -226,7 +227,7 @@ class ProcessFleet:
             child.release(max(0.0, deadline - time.monotonic()))
         self._leaving.clear()
         self._end_coordinator()
-        ending = [*self._servers.values(), *self._spares]
+        ending = [*self._servers.values(), *self.spares.close()]
         for child in self._servers.values():
             child.send("end")  # so that none takes the launcher for dead
         for child in ending:
@@ -235,7 +236,6 @@ class ProcessFleet:
         for child in ending:
             child.release(max(0.0, deadline - time.monotonic()))
         self._servers.clear()
-        self._spares.clear()
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None
@@ -336,16 +336,6 @@ class ProcessFleet:
         """Tell the current coordinator, under the lock."""
         if self._coordinator is not None:
             self._coordinator.send(*message)
-
-    def _take_spare(self) -> _Child | None:
-        """Return a process that waits for the place of a server; None if none is left."""
-        with self._changed:
-            while self._spares:
-                child = self._spares.pop(0)
-                if not child.has_ended:
-                    return child
-                self._leaving.append(child)
-        return None
 
     def _on_loopback(self, server: int | None) -> Place:
         levels = self._spec.parsed_fabric().levels

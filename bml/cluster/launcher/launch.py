@@ -241,10 +241,10 @@ def _fleet(
         raise UsageError(
             "resources are reserved of a Ray cluster: with processes, or an emulated fabric, give none"
         )
-    if spec.spares and (launcher == "ray" or spec.emulated is not None):
+    if spec.spares and spec.emulated is not None and launcher == "ray":
         raise UsageError(
-            "spares are processes of this machine: take the launcher processes, without an emulated fabric; "
-            "with others, --rejoin starts lost servers again"
+            "on the emulated fabric each Ray actor has a node of its own, and a spare would have none: with "
+            "spares take the launcher processes; with Ray, --rejoin starts lost servers again"
         )
     if spec.least is not None and spec.emulated is not None and launcher == "ray":
         raise UsageError(

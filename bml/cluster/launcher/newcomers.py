@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from bml.cluster.fleets.fleet import Spares
 from bml.cluster.launcher.growing import Growing
 from bml.cluster.launcher.joining import Join, Joining
-from bml.cluster.launcher.restarts import DIED, Comebacks, Spares, is_worth_it
+from bml.cluster.launcher.restarts import DIED, Comebacks, is_replaced, is_worth_it
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.leaving import DRAINED
 from bml.faults import Fault
@@ -21,19 +22,25 @@ _LOG = logging.getLogger(__name__)
 class Newcomers:
     """Starts servers with `join`, and keeps the lists of `result`; one thread uses it, but for `close`.
 
+    `spares` take the places of servers that are lost.
     `is_here` says whether a server is in the view, `is_over` whether the job has ended: a joiner would not be
     let in any more.
     """
 
     def __init__(
-        self, join: Join, result: Result, is_here: Callable[[int], bool], is_over: Callable[[], bool]
+        self,
+        join: Join,
+        spares: Spares,
+        result: Result,
+        is_here: Callable[[int], bool],
+        is_over: Callable[[], bool],
     ):
         self._joining = Joining(join)
         self._result = result
         self._is_here, self._is_over = is_here, is_over
         self._comebacks = Comebacks()
         self._growing = Growing()
-        self._spares = Spares(result.spec.spares)
+        self._spares = spares
         self._wanted: list[tuple[int, str]] = []  # each with the fault that asked for it, if one did
         self._asked = (0, 0)
         self.incarnations: dict[int, int] = {}
@@ -43,11 +50,6 @@ class Newcomers:
     def awaited(self) -> list[int]:
         """The servers without which the job began, and that are still to come; any thread may ask."""
         return self._growing.awaited
-
-    @property
-    def spares_left(self) -> int:
-        """How many spares still wait; any thread may ask."""
-        return self._spares.left
 
     def await_late(self, late: Iterable[int]) -> None:
         """The job has begun without these servers: they are to join when they come."""
@@ -64,8 +66,10 @@ class Newcomers:
             self._growing.give_up(server)
         if self._is_over() or self._growing.failed(server, time.monotonic()):
             return
-        if self._spares.take(kind):
-            self._wanted.append((server, ""))
+        if is_replaced(kind) and (place := self._spares.set_aside(server, self._free())) is not None:
+            if place != server:
+                result.dead[server] += f"; a spare joins as server {place}, where it is plugged in"
+            self._wanted.append((place, ""))
             return
         if kind == DRAINED and (result.spec.rejoin or result.spec.least is not None):
             self._growing.begin([server], time.monotonic())  # it waits for a machine for as long as it takes
@@ -77,6 +81,13 @@ class Newcomers:
             result.dead[server] += f"; {refusal}"
         else:
             self._wanted.append((server, ""))
+
+    def _free(self) -> list[int]:
+        """The addresses at which no server is, and none is to be."""
+        result, to_come = self._result, {*self.awaited, *self._joining.coming}
+        to_come.update(server for server, _ in self._wanted)
+        never_there = {*result.spec.absent} - self.incarnations.keys()
+        return sorted({*never_there, *result.dead} - to_come)
 
     def seen(self, snapshot: dict[str, Any], inside: Iterable[int]) -> None:
         """Note what a coordinator says: its view, whose members are `inside`, and the joins it was asked for.

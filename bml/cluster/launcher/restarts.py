@@ -32,26 +32,9 @@ def is_worth_it(kind: str) -> bool:
     return kind in (*_WORTH, DIED)
 
 
-class Spares:
-    """Says which lost servers are replaced: the first ones, as long as there are spares for their places.
-
-    A spare takes the address of the server: the fabric has it, and its neighbours expect a server there.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._left = count
-
-    def take(self, kind: str) -> bool:
-        """Whether a spare takes the place of a server that was lost with a report of this kind, or DIED."""
-        if not self._left or kind not in _REPLACED:
-            return False
-        self._left -= 1
-        return True
-
-    @property
-    def left(self) -> int:
-        """How many still wait."""
-        return self._left
+def is_replaced(kind: str) -> bool:
+    """Whether a spare takes the place of a server that was lost with a report of this kind, or DIED."""
+    return kind in _REPLACED
 
 
 class Comebacks:

@@ -64,7 +64,9 @@ class Job:
         self._teller = teller
         self._result = Result(spec)
         self._recorder = Recorder(spec, fleet.ask, record)
-        self._newcomers = Newcomers(fleet.join, self._result, self._is_here, lambda: self._is_over)
+        self._newcomers = Newcomers(
+            fleet.join, fleet.spares, self._result, self._is_here, lambda: self._is_over
+        )
         self._snapshot: dict[str, Any] = {}
         self._error: BaseException | None = None
         self._begun = threading.Event()
@@ -132,7 +134,7 @@ class Job:
             "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
             "lost": dict(sorted(self._result.dead.items())),
             "awaited": self._newcomers.awaited,
-            "spares": self._newcomers.spares_left,
+            "spares": self._fleet.spares.left,
         }
 
     def inject(self, spec: str | Fault) -> dict[str, Any]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from typing import Protocol
 
-from bml.cluster.server.server import Server
+
+class Leaves(Protocol):
+    """A server, or a spare that may become one."""
+
+    def leave(self, why: str) -> None:
+        """Leave the job, for this reason."""
+        ...
 
 
-def leave_on_sigterm(server: Server) -> None:
+def leave_on_sigterm(server: Leaves) -> None:
     """Let this server finish its step and leave at SIGTERM. A second SIGTERM acts as before.
 
     It has no effect outside of the main thread. A forked process inherits the handler: as no server, it ends.

@@ -144,6 +144,7 @@ def _metrics(server: Server) -> dict[str, Any]:
         "step_median_s": float(np.median(gaps)) if len(gaps) else None,
         "step_max_s": float(gaps.max()) if len(gaps) else None,
         "commit_at_s": times,
+        "transport": server.transport,
         "links": server.link_stats(),
         "nbytes_copied": server.nbytes_copied,
         "shares": server.shares,

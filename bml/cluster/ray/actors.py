@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -20,8 +21,9 @@ from bml.cluster.fleets.handles import ProcessId, this_process
 from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.preemption import leave_on_sigterm
-from bml.cluster.process.training import run_training
+from bml.cluster.process.training import load, run_training
 from bml.cluster.ray.watching.head import HeadWatch
+from bml.cluster.server.carrier import networks
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, Contacts, Endpoint, JobSpec, Place, Request, default_nics
 from bml.cluster.spec.nics import nics_of
@@ -127,6 +129,65 @@ def exit_actor(after_s: float = 0.0) -> None:
     threading.Timer(after_s, end).start()
 
 
+class Standby(NamedTuple):
+    """The first word of a spare; `node` is the id of its Ray node. `networks`: see spare_places.Waiting."""
+
+    networks: tuple[str, ...] | None
+    process: ProcessId
+    node: str
+
+
+class SpareActor(ServerActor):
+    """A spare, as a Ray actor: it loads the training function, and waits until it becomes a server."""
+
+    def __init__(self, spec: JobSpec, place: Place | None, train: bytes):
+        self._became = threading.Event()
+        self._networks = None if place else _own_networks(spec)
+        leave_on_sigterm(self)  # here, as only the main thread may
+        load(train)
+
+    def ready(self) -> Standby:
+        """Return its networks, its process and its node."""
+        return Standby(self._networks, this_process(), self.node())
+
+    def stand_by(self) -> None:
+        """Return when it has become a server; until then Ray tells of its death."""
+        self._became.wait()
+
+    def become(
+        self,
+        spec: JobSpec,
+        server: int,
+        place: Place | None,
+        incarnation: int | None = None,
+        fault_endpoint: Endpoint | None = None,
+    ) -> None:
+        """Become this server."""
+        try:
+            super().__init__(spec, server, place, incarnation, fault_endpoint)
+        finally:
+            self._became.set()
+
+    def contact(self) -> tuple[Contact | BmlError, ProcessId]:
+        """See ServerActor; waits until it is a server."""
+        self._became.wait()
+        return super().contact()
+
+    def leave(self, why: str) -> None:
+        """Let the server leave; a spare that is none ends."""
+        if self._became.is_set() and self._obstacle is None:
+            self._server.leave(why)
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _own_networks(spec: JobSpec) -> tuple[str, ...] | None:
+    try:
+        return networks(nic_addresses(None, spec.parsed_fabric().levels, get_node_ip_address()))
+    except UsageError:  # it is said when the spare becomes a server
+        return None
+
+
 class Said(NamedTuple):
     """The answer of a coordinator's actor; `heartbeats` counts the signs of life of its loop."""
 
@@ -189,7 +250,10 @@ class CoordinatorActor:
         self._loop.say(core.Gone(server, why))
 
 
-def nic_addresses(server: int, levels: int, host: str) -> tuple[str, ...]:
-    """Return this machine's address for each level: those of BML_NICS, else the node's. Raises UsageError."""
-    default = default_nics(server, levels) if host == LOOPBACK else (host,) * levels
-    return nics_of(os.environ, levels) or default
+def nic_addresses(server: int | None, levels: int, host: str) -> tuple[str, ...]:
+    """Return this machine's address for each level: those of BML_NICS, else the node's.
+
+    Raises UsageError, also if BML_NICS depends on the number of the server and there is none yet.
+    """
+    default = default_nics(server or 0, levels) if host == LOOPBACK else (host,) * levels
+    return nics_of(os.environ, levels, server) or default

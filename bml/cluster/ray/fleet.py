@@ -21,7 +21,8 @@ from bml.cluster.fleets.fork_server import ENDING_S
 from bml.cluster.fleets.handles import Handle
 from bml.cluster.fleets.placement import Reservation, blocks, home_for
 from bml.cluster.fleets.racks import Racks
-from bml.cluster.ray.actors import ServerActor
+from bml.cluster.fleets.spare_places import nodes_for_spares
+from bml.cluster.ray.actors import ServerActor, SpareActor
 from bml.cluster.ray.asking import ask_actors
 from bml.cluster.ray.connection import RayConnection
 from bml.cluster.ray.coordinator import GOING_S, RayCoordinator
@@ -36,6 +37,7 @@ from bml.cluster.ray.machines import (
     room_for,
 )
 from bml.cluster.ray.reports import Reports
+from bml.cluster.ray.spares import RaySpares
 from bml.cluster.ray.watching.cluster import ClusterWatch
 from bml.cluster.ray.watching.head import HeadWatch
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, ServerReport
@@ -103,13 +105,15 @@ class RayFleet:
         self._local = is_own or machines is not None
         own = own_machine(living)
         node = machines.head if machines else own.node
+        self.spares = RaySpares(spec.parsed_fabric(), self._homes, self._known, self._local)
         self._coordinator = RayCoordinator(self._spec, self._known, self._changing, node, self._local)
         # Where this process is on the machine with the head, it dies with it.
         self._head = None if machines or own.is_head else HeadWatch.of_this_cluster()
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
-        self._reports.prepare(ray.put(train))  # once, and not with every call
+        shared = ray.put(train)  # once, and not with every call
+        self._reports.prepare(shared)
         for server in self._spec.servers:
             self._actors[server] = self._actor(server)
         self._coordinator.prepare()
@@ -123,6 +127,10 @@ class RayFleet:
         for server in self._actors:
             self._reports.run(server)
         self._watch.start()
+        if self._spec.spares:
+            homes = {server: self._homes[server] for server in self._spec.servers}
+            nodes = nodes_for_spares(self._spec.spares, homes, open_machines())
+            self.spares.start(nodes, lambda node: self._spare(node, shared))
 
     def _gather(self) -> None:
         """Wait until enough servers are placed; those that have not come by then are absent, and ended."""
@@ -132,30 +140,39 @@ class RayFleet:
         self.spec = self._spec = self._coordinator.spec = self._spec.beginning_with(contacts)
 
     def _actor(self, server: int, incarnation: int | None = None) -> Any:
-        machines = self._machines
+        node = self._machines.nodes[server] if self._machines else self._homes[server]
+        return self._make(ServerActor, node, *self._identity(server, incarnation))
+
+    def _spare(self, node: str, train: Any) -> Any:
+        place = Place() if self._one_machine else None
+        return self._make(SpareActor, node, self._spec, place, train)
+
+    def _identity(self, server: int, incarnation: int | None) -> tuple[Any, ...]:
+        """Return what an actor must know to be this server."""
+        machines, spec = self._machines, self._spec
+        if incarnation is not None:
+            spec = spec.for_joiner(again=server in self._known.incarnations)
+        place = machines.places[server] if machines else Place() if self._one_machine else None
+        return spec, server, place, incarnation, machines.fault_endpoint if machines else None
+
+    def _make(self, kind: type, node: str, *arguments: Any) -> Any:
         options = {
             **self._reserves.options,
             "max_restarts": 0,
             "max_concurrency": _CALLS_AT_A_TIME,
-            "scheduling_strategy": self._strategy(server),
+            "scheduling_strategy": self._strategy(node),
         }
-        spec = self._spec
-        if incarnation is not None:
-            spec = spec.for_joiner(again=server in self._known.incarnations)
-        place = machines.places[server] if machines else Place() if self._one_machine else None
-        fault_endpoint = machines.fault_endpoint if machines else None
         try:
-            actor = ray.remote(ServerActor).options(**options)
-            return actor.remote(spec, server, place, incarnation, fault_endpoint)
+            return ray.remote(kind).options(**options).remote(*arguments)
         except ValueError as error:
             raise UsageError(f"Ray refuses to reserve {self._reserves}: {error}") from None
 
-    def _strategy(self, server: int) -> Any:
-        """Return where Ray is to put a server."""
+    def _strategy(self, node: str) -> Any:
+        """Return where Ray is to put an actor that is meant for this node."""
         if self._reserves and not (self._machines or self._one_machine):
             # It must be where the resources are free.
-            return on_node(self._homes[server], if_free=True) if self._racks else "SPREAD"
-        return on_node(self._machines.nodes[server] if self._machines else self._homes[server])
+            return on_node(node, if_free=True) if self._racks else "SPREAD"
+        return on_node(node)
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         """See Fleet."""
@@ -183,6 +200,11 @@ class RayFleet:
 
     def _come(self, server: int, incarnation: int, deadline: float, give_up: threading.Event) -> Contact:
         """Start a server that joins, elsewhere if its machine is dead or draining; return its addresses."""
+        if spare := self.spares.take(server):
+            self._homes[server] = spare.node
+            self._actors[server] = spare.actor
+            spare.actor.become.remote(*self._identity(server, incarnation))
+            return self._contact(server, deadline, give_up)
         if not self._has_machine(server):
             self._homes[server] = home_for(server, self._homes, open_machines(), self._racks.rack)
         self._actors[server] = self._actor(server, incarnation)
@@ -220,11 +242,12 @@ class RayFleet:
 
     def _events(self, timeout_s: float) -> list[FleetEvent]:
         saying, wait_s = self._coordinator.ask(), min(timeout_s, self._coordinator.interval_s)
-        refs = [*self._reports.calls(), *saying]
+        refs = [*self._reports.calls(), *saying, *self.spares.calls]
         if not refs:
             time.sleep(wait_s)
             return []
         ready, _ = ray.wait(refs, num_returns=1, timeout=wait_s)
+        self.spares.leave(self._watch.draining)  # before a server there reports that it has left
         events: list[FleetEvent] = []
         for ref in ready:
             events += self._coordinator.heard() if self._coordinator.is_answer(ref) else self._run_event(ref)
@@ -265,6 +288,7 @@ class RayFleet:
             with suppress(RayError):
                 ray.kill(actor)
         self._actors.clear()
+        self.spares.close()
         deadline = time.monotonic() + GOING_S
         self._coordinator.end(GOING_S)
         for server, handle in list(self._handles.items()):
@@ -277,12 +301,15 @@ class RayFleet:
         for server in self._actors.keys() - self._reports.running():
             self._actors[server].exit.remote()
         self._actors.clear()
+        self.spares.abandon()
         self._coordinator.abandon()
         self._connection.close()
 
     # --- events ----------------------------------------------------------------------------------
 
     def _run_event(self, ref: Any) -> list[FleetEvent]:
+        if self.spares.heard(ref):
+            return []
         ended = self._reports.heard(ref)
         if ended is None:
             return []

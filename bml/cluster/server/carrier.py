@@ -82,7 +82,9 @@ class CarrierWatch:
         self._sock = sock
         sock.bind((0, _RTMGRP_LINK))
         devices = {device.number: device for device in _devices(_dump(sock, _RTM_GETLINK, _LINK.size))}
-        owners = dict(_addresses(_dump(sock, _RTM_GETADDR, _ADDRESS.size)))
+        owners = {
+            address: index for address, index, _ in _addresses(_dump(sock, _RTM_GETADDR, _ADDRESS.size))
+        }
         for level, address in enumerate(nics):
             device = devices.get(owners.get(address, -1))
             if device is not None and not device.flags & _IFF_LOOPBACK:
@@ -115,6 +117,20 @@ class CarrierWatch:
                     self._on_change(
                         level, device.has_carrier, f"NIC {self._server}/{level} ({device.name}) {state}"
                     )
+
+
+def networks(nics: Sequence[str]) -> tuple[str, ...] | None:
+    """Return these addresses of this machine with the lengths of their prefixes: "10.10.3.1/24".
+
+    None if one of them is not known here, or the kernel does not say.
+    """
+    try:
+        with socket.socket(getattr(socket, "AF_NETLINK"), socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as sock:  # noqa: B009
+            found = _addresses(_dump(sock, _RTM_GETADDR, _ADDRESS.size))
+            prefixes = {address: prefix for address, _, prefix in found}
+        return tuple(f"{address}/{prefixes[address]}" for address in nics)
+    except (OSError, AttributeError, struct.error, KeyError):
+        return None
 
 
 def _dump(sock: socket.socket, request_type: int, body_nbytes: int) -> list[tuple[int, bytes]]:
@@ -153,15 +169,16 @@ def _devices(messages: Iterator[tuple[int, bytes]] | list[tuple[int, bytes]]) ->
             yield _Device(index, name.decode(errors="replace"), 0 if kind == _RTM_DELLINK else flags)
 
 
-def _addresses(messages: list[tuple[int, bytes]]) -> Iterator[tuple[str, int]]:
+def _addresses(messages: list[tuple[int, bytes]]) -> Iterator[tuple[str, int, int]]:
+    """Each address of this machine, with the number of its device and the length of its prefix."""
     for kind, body in messages:
         if kind == _RTM_NEWADDR and len(body) >= _ADDRESS.size:
-            family, _, _, _, index = _ADDRESS.unpack_from(body)
+            family, prefix, _, _, index = _ADDRESS.unpack_from(body)
             known = dict(_attributes(body[_ADDRESS.size :]))
             raw = known.get(_IFA_LOCAL) or known.get(_IFA_ADDRESS)
             if raw is not None and family in (socket.AF_INET, socket.AF_INET6):
                 with suppress(ValueError):
-                    yield socket.inet_ntop(family, raw), index
+                    yield socket.inet_ntop(family, raw), index, prefix
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from bml.cluster.server.assembly import Assembly
 from bml.cluster.server.peer_lines import OnEnd, OnMessage, PeerLines
-from bml.cluster.server.status import Membership, link_stats, status, view_records
+from bml.cluster.server.status import Membership, link_stats, status, transport_used, view_records
 from bml.cluster.spec.job import Contacts, JobSpec, Request
 from bml.cluster.spec.trace import ServerTrace
 from bml.faults import Fault
@@ -306,6 +306,11 @@ class Server:
     def link_stats(self) -> dict[str, dict[str, int]]:
         """Counters per "peer/level"."""
         return link_stats(self._shell.opened.transport)
+
+    @property
+    def transport(self) -> dict[str, Any]:
+        """Which transport it uses, and over what."""
+        return transport_used(self._shell.opened)
 
     def trace(self) -> ServerTrace | None:
         """The recorded timeline, if one was asked for; to be read after `end`."""

@@ -10,6 +10,7 @@ from bml.cluster.spec.job import Contact
 from bml.protocol.server.core import ServerCore
 from bml.protocol.step.spans import size
 from bml.protocol.wire.messages import slow_nics
+from bml.transport.choice import Opened
 from bml.transport.interface import Transport
 
 _COUNTERS = (
@@ -50,10 +51,7 @@ def status(shell: ServerShell, now: float) -> dict[str, Any]:
         "phase": shell.injection.phase(core),
         "progress": core.progress,
         "transport": {
-            "name": opened.name,
-            "traffic_class": opened.traffic_class,
-            "devices": list(opened.devices),
-            "fallback": opened.fallback,
+            **transport_used(opened),
             "zero_copy_to": [] if opened.zero_copy is None else list(opened.zero_copy.partners),
             **{each: sum(getattr(link, each) for link in stats.values()) for each in _COUNTERS},
         },
@@ -67,6 +65,16 @@ def status(shell: ServerShell, now: float) -> dict[str, Any]:
         "checkpoints": shell.checkpoints() if shell.checkpoints else None,
         "sizes": shell.sizes(),
         "faults": [str(fault) for fault in shell.injection.pending],
+    }
+
+
+def transport_used(opened: Opened) -> dict[str, Any]:
+    """Which transport a server uses, and over what."""
+    return {
+        "name": opened.name,
+        "traffic_class": opened.traffic_class,
+        "devices": list(opened.devices),
+        "fallback": opened.fallback,
     }
 
 

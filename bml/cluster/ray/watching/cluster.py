@@ -46,6 +46,8 @@ class ClusterWatch:
         self._reserves, self._here = reserves, here
         self._changing = threading.Lock()
         self._drains, self._shortage = Drains(), Shortage()
+        self.draining: frozenset[str] = frozenset()
+        """Ray's ids of the nodes that were draining at the last look."""
         self._finding: dict[Any, tuple[int, int]] = {}
         self._silent: set[str] = set()
         self._ending = threading.Event()
@@ -94,6 +96,7 @@ class ClusterWatch:
 
     def _give_notice(self, here: Mapping[int, tuple[int, Any]]) -> None:
         draining = draining_nodes()
+        self.draining = frozenset(draining)
         actors = {server: actor for server, (_, actor) in here.items()}
         with self._changing:
             self._drains.seen(draining, {server: incarnation for server, (incarnation, _) in here.items()})

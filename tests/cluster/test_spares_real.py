@@ -1,4 +1,4 @@
-"""Spares: processes that wait, with all imports done, and take the places of servers that are lost."""
+"""Spares: processes, or actors, that wait with all imports done, and take the places of lost servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import bml
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.timeout(240)
 
 EPOCHS = 40
 MODULE = """
@@ -26,15 +26,19 @@ RATE = 0.1
 
 
 def wait_for(condition: Any) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param("processes", marks=pytest.mark.real), pytest.param("ray", marks=pytest.mark.ray)],
+)
 def test_a_spare_takes_the_place_of_a_dead_server_and_the_next_one_stays_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     importers, go = tmp_path / "importers", tmp_path / "go"
     (tmp_path / "slowly_imported.py").write_text(MODULE.format(file=str(importers)))
@@ -56,14 +60,16 @@ def test_a_spare_takes_the_place_of_a_dead_server_and_the_next_one_stays_lost(
         return w, os.getpid()
 
     faults = ["kill:1@step=190"]
-    with bml.start(train, "bcube:2x2", launcher="processes", transport="tcp", spares=1, faults=faults) as job:
+    with bml.start(
+        train, "bcube:2x2", launcher=launcher, transport="tcp", start_s=120, spares=1, faults=faults
+    ) as job:
         wait_for(lambda: len(importers.read_text().split()) == 1 + 4 + 1)  # the launcher, servers, the spare
+        wait_for(lambda: job.status()["spares"] == 1)
         status = job.status()
-        assert status["spares"] == 1
         go.touch()
         wait_for(lambda: job.status()["servers"][0].get("step", 0) >= 20)
         os.kill(status["servers"][3]["process"], signal.SIGKILL)
-        result = job.wait(60)
+        result = job.wait(90)
         assert job.status()["spares"] == 0
 
     report = result.report
