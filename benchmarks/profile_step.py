@@ -54,7 +54,7 @@ def training(nbytes: int, steps: int, profiled: int) -> Callable[[bml.Session], 
                 "system_ms": used.ru_stime * 1e3,
                 "page_faults": used.ru_minflt,
                 "switches": used.ru_nvcsw,
-                "frames_sent": sum(link["frames_sent"] for link in server.link_stats().values()),
+                "frames_sent": sum(link["frames_sent"] for link in server.traffic()["links"].values()),
             }
 
         for _ in range(WARM_UP):

@@ -303,14 +303,10 @@ class Server:
         """The faults that were due on this server, as texts."""
         return tuple(self._shell.injection.struck)
 
-    def link_stats(self) -> dict[str, dict[str, int]]:
-        """Counters per "peer/level"."""
-        return link_stats(self._shell.opened.transport)
-
-    @property
-    def transport(self) -> dict[str, Any]:
-        """Which transport it uses, and over what."""
-        return transport_used(self._shell.opened)
+    def traffic(self) -> dict[str, dict[str, Any]]:
+        """Which transport it uses, and over what; and under `links` counters per "peer/level"."""
+        opened = self._shell.opened
+        return {"transport": transport_used(opened), "links": link_stats(opened.transport)}
 
     def trace(self) -> ServerTrace | None:
         """The recorded timeline, if one was asked for; to be read after `end`."""
