@@ -213,6 +213,22 @@ def ran(value: Any) -> Result:
     return Result(JobSpec("bcube:2x1"), reports)
 
 
+class Over:
+    """A job that is over, with this result."""
+
+    def __init__(self, result: Result) -> None:
+        self._result = result
+
+    def __enter__(self) -> Over:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left of it."""
+
+    def wait(self) -> Result:
+        return self._result
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> str:
     (tmp_path / "script.py").write_text("def train(session): pass\n")
@@ -225,7 +241,7 @@ def test_a_job_that_never_ran_leaves_a_report(
     def fails(*_: object, **settings: object) -> Result:
         raise StartError("server 1 did not start in time")
 
-    monkeypatch.setattr(sys.modules["bml.cli.run"], "launch", fails)
+    monkeypatch.setattr(sys.modules["bml.cli.run"], "start", fails)
     report = tmp_path / "report.json"
     done = CliRunner().invoke(main, ["run", script, "--report", str(report), "--json"])
     assert done.exit_code == 1
@@ -237,7 +253,7 @@ def test_a_job_that_never_ran_leaves_a_report(
 def test_a_report_that_cannot_be_written_any_more_costs_nothing_else(
     form: list[str], script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["bml.cli.run"], "launch", lambda *_, **settings: ran({"loss": 0.5}))
+    monkeypatch.setattr(sys.modules["bml.cli.run"], "start", lambda *_, **settings: Over(ran({"loss": 0.5})))
     done = CliRunner().invoke(main, ["run", script, "--report", "/dev/full", "--trace", "/dev/full", *form])
     assert done.exit_code == 1
     for option in ("--report", "--trace"):
@@ -255,7 +271,7 @@ class Mute:
 
 def test_a_summary_shows_values_of_any_kind(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     value = {"[/x]": "[bold", "mute": Mute(), "lone": "\udc80", "loss": 0.25}
-    monkeypatch.setattr(sys.modules["bml.cli.run"], "launch", lambda *_, **settings: ran(value))
+    monkeypatch.setattr(sys.modules["bml.cli.run"], "start", lambda *_, **settings: Over(ran(value)))
     done = CliRunner().invoke(main, ["run", script])
     assert done.exit_code == 0, done.output
     assert "result: [/x] [bold, mute <Mute>, lone \\udc80, loss 0.2500" in done.stdout

@@ -55,6 +55,10 @@ class Fleet:
     def start(self, train: bytes) -> None:
         """Nothing is to be started."""
 
+    def ask(self, request: Any, patience: Any) -> dict[int, Any]:
+        """No server answers."""
+        return {}
+
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         with self._changed:
             self.incarnations.append(incarnation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +23,6 @@ _WORTH_NBYTES = 1 << 20
 _MORE_NBYTES = 1 << 16
 _CLOSING_S = 20.0
 """How long a part may take that is being written when the training ends: it may be that it never is."""
-_NICER = 10
-"""The thread that hashes and writes gets a tenth of a core for which a computation competes."""
 _SUMMED_NBYTES = 1 << 20
 """Of so many bytes of the state servers compare a sum."""
 
@@ -128,9 +125,6 @@ class Writer:
         self._work.put(work)
 
     def _run(self) -> None:
-        with suppress(OSError):  # it must not keep a server of the same machine from copying, or computing
-            me = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + _NICER)
         while (work := self._work.get()) is not None:
             try:
                 work()
