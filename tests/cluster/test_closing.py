@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import bml
-from bml.cluster.fleets.fleet import Reported
+from bml.cluster.fleets.fleet import NoSpares, Reported
 from bml.cluster.fleets.fork_server import ForkServer
 from bml.cluster.fleets.processes import ProcessFleet
 from bml.cluster.launcher.callbacks import Teller
@@ -36,6 +36,7 @@ class Fleet:
 
     def __init__(self, failures: int = 0) -> None:
         self.spec = JobSpec("bcube:2x1")
+        self.spares = NoSpares()
         self.closing, self.go = threading.Event(), threading.Event()
         self.failures = failures
         self.closed = 0

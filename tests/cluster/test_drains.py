@@ -76,6 +76,8 @@ def test_machines_are_asked_for_while_a_server_is_missing_and_given_back() -> No
     shortage = Shortage()
     assert shortage.change([0, 1, 2, 3], 0.0) is None
     shortage.starts(3)
+    assert shortage.change([0, 1, 2], 0.5) == 4
+    shortage.not_asked()
     assert shortage.change([0, 1, 2], 1.0) == 4, "room for all of them: the cluster is asked as a whole"
     assert shortage.change([0, 1, 2], 1000.0) is None, "it is being started"
     shortage.starts(2)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_ray import FakeRay
 
-from bml.cluster.fleets.fleet import Changed, Died, FleetEvent, Patience
+from bml.cluster.fleets.fleet import Changed, Died, FleetEvent, NoSpares, Patience
 from bml.cluster.fleets.processes import ProcessFleet
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.running import Job
@@ -99,6 +99,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.spec = JobSpec("bcube:2x2")
+        self.spares = NoSpares()
         self.events: queue.SimpleQueue[FleetEvent] = queue.SimpleQueue()
         self.asked: list[str] = []
         self.joined: list[int] = []

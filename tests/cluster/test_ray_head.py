@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 import threading
@@ -74,6 +75,13 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     assert absence.away_s == before_s + LOOK_S
 
 
+def test_a_look_in_which_this_process_was_stopped_counts_for_as_long_as_looks_may_take() -> None:
+    absence = Absence(60.0)
+    miss(absence, 0.0, takes_s=1000.0)
+    assert not absence.gone
+    assert absence.away_s == 2 * PATIENCE_S + 2.0
+
+
 def test_it_is_never_gone_before_its_limit_whatever_is_seen() -> None:
     chance = random.Random(1)
     for _ in range(300):
@@ -94,6 +102,14 @@ def test_it_is_never_gone_before_its_limit_whatever_is_seen() -> None:
 def test_rays_patience(text: str, seconds: float) -> None:
     assert rays_patience_s({SETTING: text}) == seconds
     assert rays_patience_s({}) == RAYS_S
+
+
+def test_a_process_without_descriptors_says_nothing_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(head.socket, "create_connection", none_left)
+    assert head.obstacle("127.0.0.1:1") == ""
 
 
 @contextmanager
@@ -150,12 +166,13 @@ def test_a_watch_says_once_that_the_head_is_gone(monkeypatch: pytest.MonkeyPatch
 def test_servers_that_leave_before_the_launcher_knows_tell_it_why() -> None:
     watch = head.HeadWatch("127.0.0.1:1", lambda why: None)
     watch.close()
-    watch.heard("stopped")
+    watch.heard(f"it leaves: {watch.why}")
     assert not watch.is_news(), "the head is here"
     watch.absence.missed("refused", 0.0, 1.0)
-    watch.heard("done")
-    assert not watch.is_news()
-    watch.heard("stopped")
+    for other in ("", "server 1 was evicted: its NICs were silent", "it leaves: its process got SIGTERM"):
+        watch.heard(other)
+        assert not watch.is_news(), "that needs no head"
+    watch.heard(f"server 1 is out of view 2: it leaves: {watch.why}")
     assert watch.is_news()
     assert not watch.is_news()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bml.cluster.fleets.fleet import Changed, Died, FleetEvent
+from bml.cluster.fleets.fleet import Changed, Died, FleetEvent, NoSpares
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.restarts import MOST_STARTS
 from bml.cluster.launcher.running import Job
@@ -43,6 +43,7 @@ class Fleet:
 
     def __init__(self, seen: list[Changed], at_once: bool) -> None:
         self.spec = JobSpec("bcube:2x2", rejoin=True)
+        self.spares = NoSpares()
         self.incarnations: list[int] = []
         self._seen = deque(seen)
         self._at_once = at_once

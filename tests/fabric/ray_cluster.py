@@ -33,8 +33,8 @@ _OWN = ("ray::Dashboard", "ray::RuntimeEnv", "ray::IDLE")
 
 
 def redis() -> str | None:
-    """Where Redis is; None if it is not installed."""
-    return shutil.which("redis-server")
+    """Where Redis is, in Debian's redis-tools under the name of a tool; None if it is not installed."""
+    return shutil.which("redis-server") or shutil.which("redis-check-rdb")
 
 
 class RayCluster:
@@ -60,7 +60,10 @@ class RayCluster:
         if with_redis:  # on a machine that lives
             host = self._layout.management_address(1)
             self._store = {"RAY_REDIS_ADDRESS": f"{host}:{_REDIS_PORT}"}
-            command = f"exec redis-server --port {_REDIS_PORT} --bind {host} --save '' --protected-mode no"
+            command = (
+                f"exec -a redis-server {redis()} --port {_REDIS_PORT} --bind {host} --save '' "
+                "--protected-mode no"
+            )
             self._start("redis", self._layout.namespace("s1"), command)
         self.start_head()
 
@@ -120,7 +123,7 @@ class RayCluster:
 
     def _start(self, machine: str, space: str, command: str, extra: dict[str, str] | None = None) -> None:
         # Ray takes every raylet that a driver sees in /proc for one of its own machine.
-        shell = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
+        shell = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c"]
         shell.append(f"cd {shlex.quote(str(self._folder))} && {command}")
         environment = {**self._environment, **(extra or {})}
         self._supervisor.start(machine, namespace.path_of(space), shell, environment, logged=False)

@@ -106,7 +106,7 @@ def digest(report: dict[str, Any]) -> str:
 
 def test_with_redis_the_job_goes_on(emulated_fabric: BringUp, folder: Path) -> None:
     if clusters.redis() is None:
-        pytest.skip("redis-server is not installed (on Debian: apt-get install redis-server)")
+        pytest.skip("Redis is not installed (on Debian: apt-get install redis-tools)")
     with clusters.ray_cluster(emulated_fabric(FABRIC), folder, True, 300.0) as cluster:
         job = Job(folder, cluster)
         job.until_at(5)

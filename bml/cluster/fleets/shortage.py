@@ -19,7 +19,7 @@ class Shortage:
 
     def __init__(self) -> None:
         self._until: dict[int, float] = {}
-        self._asked = 0
+        self._asked: int | None = 0
 
     def starts(self, server: int) -> None:
         """A server that is lost, or has not come yet, is started."""
@@ -44,6 +44,10 @@ class Shortage:
             return None
         self._asked = wanted
         return wanted
+
+    def not_asked(self) -> None:
+        """What `change` returned could not be asked for: it returns it again."""
+        self._asked = None
 
     def end(self) -> int | None:
         """The job is over; returns 0 if something is to be taken back."""

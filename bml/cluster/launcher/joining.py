@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from bml.errors import StartError
 
 Join = Callable[[int, int, threading.Event], None]
 """Starts a server, see Fleet.join."""
+
+_ENDING_S = 10.0
 
 
 class Joining:
@@ -48,10 +51,14 @@ class Joining:
         return failed
 
     def close(self) -> None:
-        """Give up all starts, and wait until they have ended. Idempotent."""
+        """Give up all starts, and wait until they have ended, but not for ever. Idempotent.
+
+        A start on a Ray whose head is gone may be in a call that ends with the process.
+        """
         self._give_up.set()
+        deadline = time.monotonic() + _ENDING_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start(self, server: int, incarnation: int) -> None:
         try:

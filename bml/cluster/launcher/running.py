@@ -350,6 +350,7 @@ class Job:
                 self._newcomers.lost(server)
             case Headless(why, within_s):
                 result.headless = why
+                self._fleet.ask(("leave", why), _STATUS)  # those who do not know it
                 self._give_up_at = dict.fromkeys(missing, time.monotonic() + within_s)
             case Changed(snapshot):
                 self._snapshot = snapshot

@@ -137,14 +137,15 @@ _OWN = (StepMismatch, StateMismatch, InvariantError, TooSlow)
 
 
 def _metrics(server: Server) -> dict[str, Any]:
-    times = list(server.commit_at_s)
+    times, traffic = list(server.commit_at_s), server.traffic()
     gaps = np.diff(times)
     return {
         "steps": server.steps - server.own_steps,
         "step_median_s": float(np.median(gaps)) if len(gaps) else None,
         "step_max_s": float(gaps.max()) if len(gaps) else None,
         "commit_at_s": times,
-        **server.traffic(),
+        "transport": traffic["transport"],
+        "links": traffic["links"],
         "nbytes_copied": server.nbytes_copied,
         "shares": server.shares,
         "checkpoints": server.checkpoints,

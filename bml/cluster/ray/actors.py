@@ -22,6 +22,7 @@ from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.preemption import leave_on_sigterm
 from bml.cluster.process.training import load, run_training
+from bml.cluster.ray.watching.absence import rays_patience_s
 from bml.cluster.ray.watching.head import HeadWatch
 from bml.cluster.server.carrier import networks
 from bml.cluster.server.server import Server
@@ -36,6 +37,8 @@ LOOPBACK = "127.0.0.1"
 #: How long the launcher may take to fetch a report when Ray's head is gone, in seconds.
 _FETCHED_S = 5.0
 _ANSWERED_S = 0.5
+#: Of the time that Ray does without a head, for how much servers that leave wait for the others to agree.
+_COURTESY = 0.1
 
 
 class ServerActor:
@@ -92,6 +95,7 @@ class ServerActor:
     def _leave_without_head(self, why: str) -> None:
         """Leave, and end this process: Ray's own processes end later, and nobody else will do it."""
         self._server.leave(why)
+        threading.Timer(_COURTESY * rays_patience_s(os.environ), self._server.abandon, (why,)).start()
         with self._runs:  # until the training function has ended
             pass
         time.sleep(_FETCHED_S)

@@ -217,8 +217,10 @@ class RayFleet:
 
     def _end(self, server: int) -> None:
         """End the processes of a server, also of a frozen one, which does not react to Ray."""
-        with suppress(RayError):
-            ray.kill(self._actors.pop(server))
+        actor = self._actors.pop(server, None)  # another thread may end it, too
+        if actor is not None:
+            with suppress(RayError):
+                ray.kill(actor)
         self._let_go(server, kill=True)
         self._reports.forget(server)
 
@@ -320,7 +322,7 @@ class RayFleet:
 
     def _reported(self, server: int, report: ServerReport) -> Reported:
         if self._head is not None:
-            self._head.heard(report.outcome)
+            self._head.heard(report.error)
         if report.kind == LEFT and self._watch.made_leave(server, self._known.incarnations.get(server, 0)):
             self._end(server)  # a node that drains ends as soon as nothing runs there
             return Reported(report if self._machines else replace(report, kind=DRAINED))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from bml.cluster.fleets.placement import Machine, Reservation
@@ -68,8 +70,13 @@ def own_machine(living: Sequence[Machine]) -> Machine:
 
 
 def open_machines() -> list[Machine]:
-    """Return the living nodes on which Ray still starts something: those that are not draining."""
-    draining = draining_nodes()
+    """Return the living nodes on which Ray still starts something: those that are not draining.
+
+    If a cluster has no time to say which are draining, all are returned.
+    """
+    draining: Mapping[str, int] = {}
+    with suppress(RayError):
+        draining = draining_nodes()
     return [each for each in living_machines() if each.node not in draining]
 
 

@@ -32,6 +32,8 @@ _WAITS, _LEAVES = 0.4, 0.3
 the servers that leave. The rest is for closing the connection to Ray, which takes 5 s without a head."""
 _SLACK_S = 2.0
 """So much later than planned a look may come, and the time before it still counts."""
+_LONGEST_S = 2 * PATIENCE_S + _SLACK_S
+"""A look may take so long: to connect, and to hear something. In a longer one this process was stopped."""
 
 
 def rays_patience_s(environ: Mapping[str, str]) -> float:
@@ -65,7 +67,8 @@ class Absence:
         """It has not, when it was asked at the time `began`."""
         since = began if self._missed_at is None else self._missed_at
         gap_s = began - since
-        self.away_s += now - began + (gap_s if gap_s <= LOOK_S + _SLACK_S else 0.0)
+        looked_s = min(now - began, _LONGEST_S)
+        self.away_s += looked_s + (gap_s if gap_s <= LOOK_S + _SLACK_S else 0.0)
         self._missed_at, self.why = now, why
         self.gone |= self.away_s >= self.limit_s
 

@@ -26,7 +26,7 @@ from bml.cluster.ray.machines import draining_nodes, in_cluster, is_client
 _LOG = logging.getLogger("bml.cluster")
 
 _LOOK_S = 0.25
-_CLIENT_LOOK_S = 1.0
+_CLIENT_LOOK_S = 5.0  # each look starts a task on the cluster
 #: How long answers of servers are waited for, in seconds.
 _ANSWER_S = 1.0
 #: How long the end of a job waits until what it asked for is given back, in seconds.
@@ -96,6 +96,8 @@ class ClusterWatch:
 
     def _give_notice(self, here: Mapping[int, tuple[int, Any]]) -> None:
         draining = draining_nodes()
+        if self._ending.is_set():  # it may have taken long, and a call of Ray would now start one
+            return
         self.draining = frozenset(draining)
         actors = {server: actor for server, (_, actor) in here.items()}
         with self._changing:
@@ -133,16 +135,20 @@ class ClusterWatch:
         """Let the cluster have room for so many servers; 0: for none. None: change nothing."""
         if servers is not None and self._reserves:
             bundles = [dict(self._reserves.amounts)] * servers
-            self._try("ask for machines", lambda: in_cluster(_request, bundles))
+            if not self._try("ask for machines", lambda: in_cluster(_request, bundles)):
+                with self._changing:
+                    self._shortage.not_asked()
 
-    def _try(self, what: str, action: Callable[[], None]) -> None:
-        """Do it; a cluster that cannot is no reason to end a job. It is said once."""
+    def _try(self, what: str, action: Callable[[], None]) -> bool:
+        """Do it, and return whether it was done; a cluster that cannot ends no job. It is said once."""
         try:
             action()
         except Exception as error:
             if what not in self._silent and not self._ending.is_set():
                 _LOG.warning("this job cannot %s: %s", what, error)
             self._silent.add(what)
+            return False
+        return True
 
 
 def _request(bundles: list[dict[str, float]]) -> None:

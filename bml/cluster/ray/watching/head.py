@@ -7,6 +7,7 @@ server's settings at once, without a token. A process that is stopped, or a dead
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -20,9 +21,16 @@ from bml.cluster.ray.watching.absence import LOOK_S, PATIENCE_S, Absence, rays_p
 #: The first bytes of an HTTP/2 connection, and an empty frame of settings (RFC 9113, 3.4 and 6.5).
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
+_GONE = "Ray's head at"
+#: Errors of the network or of the other end. Others are of this process, as when it has no descriptor left.
+_ABSENT = {
+    *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT),
+    *(errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN),
+}
+
 
 def obstacle(address: str, within_s: float = PATIENCE_S) -> str:
-    """Say why the control store at host:port does not answer; empty if it does."""
+    """Say why the control store at host:port does not answer; empty if it does, or if nobody could ask."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), within_s) as sock:
@@ -31,7 +39,9 @@ def obstacle(address: str, within_s: float = PATIENCE_S) -> str:
             return "" if sock.recv(1) or os.environ.get("RAY_USE_TLS", "0") != "0" else "it hangs up"
     except TimeoutError:
         return f"it is silent for {within_s:g} s"
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return str(error) if error.errno in _ABSENT else ""
+    except ValueError as error:  # of the port
         return str(error)
 
 
@@ -55,11 +65,11 @@ class HeadWatch:
     def why(self) -> str:
         """Say that it is gone, and what was seen last."""
         absence = self.absence
-        return f"Ray's head at {self.address} has been gone for {absence.away_s:.0f} s: {absence.why}"
+        return f"{_GONE} {self.address} has been gone for {absence.away_s:.0f} s: {absence.why}"
 
-    def heard(self, outcome: str) -> None:
-        """A server has ended so. If the head is away, it need not be looked for any longer: servers leave."""
-        if outcome != "done" and self.absence.away_s:
+    def heard(self, error: str) -> None:
+        """A server has ended with this error. If it left because the head is gone, the job ends for it."""
+        if _GONE in error and self.absence.away_s:
             self.absence.gone = True
 
     def is_news(self) -> bool:
