@@ -68,18 +68,22 @@ class RayCluster:
         self.start_head()
 
     def start_nodes(self, last: str) -> None:
-        """Start a node for each server; that of server 0 then runs this command, as its user would."""
+        """Start a node for each server; that of server 0 then runs this command, as its user would.
+
+        One starts after the other, as Ray gives each 30 s, on a busy machine, too.
+        """
         servers = self._network.fabric.servers
         all_up = " -a ".join(f"-e up-{server}" for server in servers)
         for server in servers:
             host = self._layout.management_address(server)
             command = shlex.join((*_RAY, f"--address={self.address}", f"--node-ip-address={host}", *_NODE))
             then = f"while ! [ {all_up} ]; do sleep 0.1; done; {last}" if server == 0 else "exec sleep 1000"
+            before = f"while ! [ -e up-{server - 1} ]; do sleep 0.1; done; " if server else ""
             nics = {"BML_NICS": ",".join(self._layout.nics(server))}
             self._start(
                 str(server),
                 self._layout.namespace(f"s{server}"),
-                f"{command} > ray-{server}.log 2>&1 && touch up-{server} && {then}",
+                f"{before}{command} > ray-{server}.log 2>&1 && touch up-{server} && {then}",
                 nics,
             )
 
