@@ -190,6 +190,7 @@ def run(
         lost = [
             *_write(trace, "--trace", strict_json(result.trace) if result and trace else None),
             *_write(report, "--report", strict_json(whole, indent=1)),
+            *([f"Error: --record: {result.recording_lost}"] if result and result.recording_lost else []),
         ]
     kept = keep_recording(result, failure, record)
     if as_json:

@@ -264,6 +264,23 @@ def test_a_report_that_cannot_be_written_any_more_costs_nothing_else(
         assert "result: loss 0.5" in done.stdout
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_recording_that_could_not_be_written_costs_the_status(
+    form: list[str], script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, file = ran({"loss": 0.5}), tmp_path / "job.bmlrec"
+    result.recording, result.recording_lost = b"held", f"the recording cannot be written to {file}: No space"
+    monkeypatch.setattr(sys.modules["bml.cli.run"], "start", lambda *_, **settings: Over(result))
+    done = CliRunner().invoke(main, ["run", script, "--record", str(file), *form])
+    assert done.exit_code == 1
+    assert f"Error: --record: {result.recording_lost}" in done.stderr
+    assert "the last inputs" not in done.stderr
+    result.recording_lost = ""
+    done = CliRunner().invoke(main, ["run", script, "--record", str(file), *form])
+    assert done.exit_code == 0
+    assert f"the last inputs of the servers are in {file}" in done.stderr
+
+
 class Mute:
     def __str__(self) -> str:
         raise SystemExit("no text")

@@ -14,7 +14,8 @@ import pytest
 
 from bml.errors import TrainingError
 from bml.faults.stalls import Flow
-from bml.protocol.record import tape
+from bml.protocol.record import recorded, tape
+from bml.protocol.record import state as record_state
 from bml.protocol.record.inputs import EVENT, FLOWS, RECEIVED, each_input, read_log, written
 from bml.protocol.record.recorded import RecordedCore
 from bml.protocol.record.recording import MAGIC, pack, pack_part, unpack
@@ -24,6 +25,7 @@ from bml.protocol.record.state import difference, set_state, state_of
 from bml.protocol.record.tape import Tape
 from bml.protocol.record.values import RecordingError, plain, value_of
 from bml.protocol.server import events as ev
+from bml.protocol.server.history import ViewRecord
 from bml.protocol.server.transfer import Head, Part
 from bml.protocol.step.direct import Stage
 from bml.protocol.timeouts import Timeouts
@@ -31,6 +33,7 @@ from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import Header, Kind
 from bml.schedule.select.model import DEFAULTS
 from bml.topology import parse
+from bml.topology.errors import InvariantError
 
 VIEW = msg.View(1, (0, 1, 2), (), 0, "start", 0.0, joined=(msg.Incarnation(2, 7, "{}"),))
 VALUES = [
@@ -237,3 +240,70 @@ def test_a_part_that_would_unpack_to_too_much_is_refused() -> None:
     )
     with pytest.raises(RecordingError, match="1099511627776 bytes"):
         unpack(signed(body))
+
+
+def test_an_error_of_the_recorder_ends_the_recorder_and_not_the_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_: object) -> bytes:
+        raise TypeError("no class that a recording holds")
+
+    monkeypatch.setattr(tape, "MOST_ENTRIES", 100)
+    made = driven(5)
+    monkeypatch.setattr(recorded, "state_of", fails)
+    for tick in range(200):
+        made.heard(0, 0, 2.0 + tick)
+        assert isinstance(made.handle(ev.Tick(), 2.0 + tick), list)
+    assert [each.message for each in caplog.records] == [
+        "server 1 records no more: TypeError: no class that a recording holds"
+    ]
+    assert len(made._tape.log) < 300
+    with pytest.raises(InvariantError, match="the flight recorder has ended: TypeError"):
+        made.recording()
+    assert core().handle(ev.Tick(), 0.0) == [], "one whose first state fails works, too"
+
+
+def test_a_ring_turns_without_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape, "MOST_ENTRIES", 100)
+    made = driven(5)
+    for heard in range(100):
+        made.heard(0, 0, 2.0 + heard / 1000)
+    assert made.urgent, "the loop is to tick at once"
+    made.handle(ev.Tick(), 2.1)
+    assert not made.urgent
+    for ready in range(1000):
+        made.handle(ev.CanSendState(), 3.0 + ready)
+        assert len(made._tape.log) < 210
+    (server,) = unpack(file_of(made)).servers
+    assert server.segments[-1].number > 10
+    assert replay(server).equal
+
+
+def test_bytes_of_a_view_are_made_once_for_all_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, written_views = driven(), []
+    history = made._view_history
+    for epoch in range(2, 600):
+        view = msg.View(epoch, tuple(range(64)), (), epoch, "came", 0.0)
+        history.frozen(float(epoch))
+        history.installed(view, epoch + 0.5)
+        history.committed(epoch + 0.75)
+    as_plain = plain(history.records)
+
+    def counted(value: Any) -> Any:
+        written_views.extend([value] if isinstance(value, ViewRecord) else [])
+        return plain(value)
+
+    monkeypatch.setattr(record_state, "plain", counted)
+    first = state_of(made)
+    assert len(written_views) == 599
+    assert record_state.read(first)["history"]["records"] == as_plain
+    history.frozen(700.0)
+    history.installed(VIEW, 701.0)
+    state_of(made)
+    history.committed(702.0)
+    last = state_of(made)
+    assert len(written_views) == 601, "the new view, and again with the time that recovery took"
+    other = new_core(SETUP, making(SETUP))
+    set_state(other, last)
+    assert other._view_history.records == history.records
+    assert state_of(other) == last

@@ -39,11 +39,13 @@ def dumping(job: Job) -> Iterator[None]:
 
 
 def keep_recording(result: Result | None, failure: BmlError | None, asked: Path | None) -> str:
-    """Keep the recording of a job that failed, if no file was asked for; returns a line that says where."""
-    if result is None or not result.recording or (failure is None and asked is None):
+    """Keep the recording of a job that failed, if it is in no file yet; returns a line that says where."""
+    if result is None or not result.recording:
         return ""
-    if asked is not None:
+    if asked is not None and not result.recording_lost:
         return _where(str(asked))
+    if failure is None:
+        return ""
     try:
         return _where(str(keep(result.spec.job, result.recording)))
     except BmlError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +14,7 @@ from bml.cluster.fleets.placement import Reservation
 from bml.cluster.fleets.processes import ProcessFleet
 from bml.cluster.fleets.racks import Racks
 from bml.cluster.launcher.callbacks import News, Teller
+from bml.cluster.launcher.recorder import file_to_write
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.running import Job
 from bml.cluster.process.pickling import Train, pack
@@ -83,6 +83,7 @@ def start(
     """
     if not callable(train):
         raise UsageError(f"{train!r:.80} cannot be called: give the training function, train(session)")
+    file = None if record is None else file_to_write(record)
     texts = [faults] if isinstance(faults, str | Fault) else faults
     spec = JobSpec(
         fabric,
@@ -111,7 +112,7 @@ def start(
         starting(begins)
     racks = _racks(topology, launcher, spec)
     fleet = _fleet(spec, launcher, address, reserves, racks, prints, starting)
-    job = Job(fleet, fleet.spec, launcher, teller, None if record is None else pathlib.Path(record))
+    job = Job(fleet, fleet.spec, launcher, teller, file)
     job.begin(pickled)
     return job
 

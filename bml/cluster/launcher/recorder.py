@@ -12,19 +12,23 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bml.cluster.fleets.fleet import Answers, Patience
 from bml.cluster.spec.job import JobSpec, Request
-from bml.errors import FabricError
+from bml.errors import FabricError, UsageError
 from bml.protocol.record.recording import pack, who_of
 
+_WRITING = threading.Lock()
 _LOG = logging.getLogger(__name__)
 
 SUFFIX = ".bmlrec"
 MOST_FILES = 10
 """Recordings that stay in the user's folder; older ones are removed."""
+MOST_INCARNATIONS = 2
+"""Of a server that comes again and again; more would fill the memory of the launcher."""
 _PATIENCE = Patience(5.0)
 """A server packs for a tenth of a second, and longer on a loaded machine; a frozen one never answers."""
 
@@ -32,11 +36,15 @@ Ask = Callable[[Request, Patience], Answers]
 
 
 class Recorder:
-    """The recordings of a job. `path`: the file to keep up to date; None: none is written unasked."""
+    """The recordings of a job. `path`: the file to keep up to date; None: none is written unasked.
+
+    `lost` says after `close` why that file could not be written; "": it could.
+    """
 
     def __init__(self, spec: JobSpec, ask: Ask, path: Path | None):
         self.spec = spec
         self.path = path
+        self.lost = ""
         self._ask = ask
         self._parts: dict[tuple[int, int], bytes] = {}
         self._lock = threading.Lock()
@@ -48,14 +56,17 @@ class Recorder:
         """The file of all that is known; empty if that is nothing."""
         with self._lock:
             parts = [self._parts[who] for who in sorted(self._parts)]
-        version = importlib.metadata.version("bml")
-        return pack(self.spec.job, self.spec.fabric, version, parts) if parts else b""
+        return pack(self.spec.job, self.spec.fabric, _version(), parts) if parts else b""
 
     def add(self, part: bytes) -> None:
-        """A server has brought its recording, or nothing."""
-        if part:
-            with self._lock:
-                self._parts[who_of(part)] = part
+        """A server has brought its recording, or nothing; of its incarnations the newest two stay."""
+        if not part:
+            return
+        server, incarnation = who_of(part)
+        with self._lock:
+            self._parts[server, incarnation] = part
+            for older in sorted(who for who in self._parts if who[0] == server)[:-MOST_INCARNATIONS]:
+                del self._parts[older]
 
     def changed(self, epoch: int) -> None:
         """A view is in force; never waits."""
@@ -69,25 +80,30 @@ class Recorder:
     def dump(self, why: str, path: Path | None = None) -> dict[str, Any]:
         """Ask all servers now, and write the file: `path`, else that of the job, else one in `folder()`.
 
-        Raises FabricError if no server answers, or it cannot be written.
+        Raises FabricError if no server answers, or it cannot be written; UsageError if `path` is no file.
         """
+        path = path and file_to_write(path)
         answers = self._ask(("record", why), _PATIENCE)
-        for answer in answers.values():
-            self.add(answer.get("recording", b""))
-        if not answers:
+        parts = {server: part for server in sorted(answers) if (part := answers[server].get("recording"))}
+        for part in parts.values():
+            self.add(part)
+        if not parts:
             raise FabricError("no server has answered with its recording")
         file = path or self.path or own_file(self.spec.job)
         write(file, self.data)
-        return {"file": str(file), "job": self.spec.job, "servers": sorted(answers)}
+        return {"file": str(file), "job": self.spec.job, "servers": [*parts]}
 
     def close(self) -> None:
-        """Write the file for the last time, if there is one; the job is over. Never raises."""
+        """Write the file for the last time, if there is one; the job is over. Sets `lost`; never raises."""
         if self._asking is not None:
             self._asking.join(_PATIENCE.all_s)
         try:
-            if self.path is not None and self.data:
-                write(self.path, self.data)
+            if self.path is not None and (data := self.data):
+                write(self.path, data)
+            elif self.path is not None:
+                self.lost = f"no server has brought a recording for {self.path}"
         except FabricError as error:
+            self.lost = str(error)
             _LOG.warning("%s", error)
 
     def _dump(self) -> None:
@@ -98,6 +114,25 @@ class Recorder:
                 self.dump(f"view {done}")
             except FabricError as error:
                 _LOG.warning("no recording at view %d: %s", done, error)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("bml")
+    except importlib.metadata.PackageNotFoundError:  # it is not installed, only on the path
+        return "unknown"
+
+
+def file_to_write(path: str | os.PathLike[str]) -> Path:
+    """The file that a recording may replace: where links lead. Raises UsageError if that is no plain file."""
+    try:
+        file = Path(path).resolve()
+        if not file.exists() or file.is_file():
+            return file
+        why = "it is a folder" if file.is_dir() else "it is no plain file"
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long
+        why = str(error)
+    raise UsageError(f"no recording can be written to {path}: {why}; name a file, such as job.bmlrec")
 
 
 def folder() -> Path:
@@ -126,11 +161,13 @@ def keep(job: str, data: bytes) -> Path:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all. Raises FabricError."""
+    """Write a file, whole or not at all. Any threads may, also at the same time. Raises FabricError."""
     opening = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        opening.write_bytes(data)
-        opening.replace(path)
-    except OSError as error:
-        opening.unlink(missing_ok=True)
-        raise FabricError(f"the recording cannot be written to {path}: {error.strerror}") from None
+    with _WRITING:
+        try:
+            opening.write_bytes(data)
+            opening.replace(path)
+        except OSError as error:
+            with suppress(OSError):  # no such folder, or one that is now a file
+                opening.unlink()
+            raise FabricError(f"the recording cannot be written to {path}: {error.strerror}") from None

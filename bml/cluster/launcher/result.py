@@ -49,6 +49,8 @@ class Result:
     recording: bytes = field(default=b"", repr=False)
     """The file for `bml replay`, of all servers that brought a recording: those that did not end well, and
     with `record` all. Empty if none did."""
+    recording_lost: str = ""
+    """Why the file of `record` could not be written at the end; empty if it could."""
 
     def __repr__(self) -> str:
         """One line: `report` has all that is known, and is long."""

@@ -174,7 +174,7 @@ class Job:
 
         To `path`, else to the file of `record` (see `launch`), else to one in ~/.local/state/bml, where ten
         files stay. Returns `{"file", "job", "servers"}`: the servers that have answered within 5 seconds.
-        Raises FabricError if none has, or the file cannot be written.
+        Raises FabricError if none has, or the file cannot be written, UsageError if `path` is no plain file.
         """
         return self._recorder.dump("asked for", None if path is None else Path(path))
 
@@ -204,7 +204,7 @@ class Job:
         self._teller.drain(_TOLD_S)
         self.close()
         self._read_values()
-        self._result.recording = self._recorder.data
+        self._result.recording, self._result.recording_lost = self._recorder.data, self._recorder.lost
         error = self._error or self._teller.error
         if error is not None:
             raise error

@@ -51,12 +51,13 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
     server.end(outcome, said if outcome == "failed" else "")
     if session is not None:
         session.close()
+    kind = _kind(server, error if outcome == "failed" else server.error)
     return ServerReport(
         server=server.server,
         outcome=outcome,
         value=value,
         error=said if outcome == "failed" else str(server.error or ""),
-        kind=_kind(server, error if outcome == "failed" else server.error),
+        kind=kind,
         traceback=trace,
         digest=digest or _last_digest(session),
         samples=session.samples() if session else None,
@@ -65,7 +66,7 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
         trace=server.trace(),
         contributed=server.contributes,
         struck=server.struck,
-        recording=server.recording(wanted=outcome != "done"),
+        recording=server.recording(wanted=outcome != "done" and kind != LEFT),
     )
 
 

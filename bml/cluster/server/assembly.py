@@ -103,7 +103,26 @@ class Assembly(ServerShell):
         self.loop.start()
 
     def take_recording(self, why: str) -> Callable[[], bytes]:
-        """Take what the flight recorder holds, under the guard; the result packs it, in any thread."""
+        """Take what the flight recorder holds, under the guard; the result packs it, in any thread.
+
+        Nothing that goes wrong in it may harm the job, so it packs b"" after any error, and logs that.
+        """
+        try:
+            pack = self._taken(why)
+        except Exception as error:
+            _lost_recording(self.core.server, error)
+            return bytes
+
+        def packed() -> bytes:
+            try:
+                return pack()
+            except Exception as error:
+                _lost_recording(self.core.server, error)
+                return b""
+
+        return packed
+
+    def _taken(self, why: str) -> Callable[[], bytes]:
         spec, now = self._spec, time.monotonic()
         setup = Setup(
             self.core.server, spec.fabric, spec.algorithm, spec.constants, self._shares_memory,
@@ -205,6 +224,10 @@ def _contact(server: int, line: CoordinatorLine, opened: Opened, pages: StatusPa
     return Contact(
         server, line.endpoint, opened.transport.endpoints, opened.name, status_page, registration_page
     )
+
+
+def _lost_recording(server: int, error: Exception) -> None:
+    _LOG.warning("server %d has no recording: %s: %s", server, type(error).__name__, error)
 
 
 def _prepare(spec: JobSpec, fabric: Fabric) -> None:

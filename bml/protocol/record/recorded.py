@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,9 @@ from bml.protocol.server.core import ServerCore
 from bml.protocol.server.events import Event, Instruction, SharedStepEvent, Submit, Tick, Verdict
 from bml.protocol.step.dataflow import Place
 from bml.protocol.wire.frame import Header
+from bml.topology.errors import InvariantError
+
+_LOG = logging.getLogger(__name__)
 
 _received, _handle, _heard = ServerCore.received, ServerCore.handle, ServerCore.heard
 _WAIT, _DROP = Verdict.WAIT, Verdict.DROP
@@ -34,7 +38,11 @@ class RecordedCore(ServerCore):
     def __init__(self, *arguments: Any, **settings: Any):
         super().__init__(*arguments, **settings)
         self._seen = self._member.installed, self._member.stopped
-        self._tape = Tape(state_of(self))
+        try:
+            self._tape = Tape(state_of(self))
+        except Exception as error:
+            self._tape = Tape(b"")
+            self._end(error)
         self._note = note = self._tape.log.extend
         # Functions of their own cost less than methods, and are called in every step.
         steps_shared, admit, self._watch_flows = self.handle_shared, self._other_frames.admit, self.flows
@@ -54,16 +62,24 @@ class RecordedCore(ServerCore):
         vars(self._other_frames)["admit"] = admit_other
 
     def recording(self) -> Taken:
-        """Return what is recorded, and the present state."""
+        """Return what is recorded, and the present state. Raises InvariantError if the recorder has ended."""
+        if self._tape.ended:
+            raise InvariantError(f"the flight recorder has ended: {self._tape.ended}")
         return Taken(self._tape.segments(), state_of(self))
+
+    @property
+    def urgent(self) -> bool:
+        """Also if inputs have come for so long without a tick that memory would fill."""
+        return self._tape.is_overfull or super().urgent
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """See ServerCore."""
+        tape = self._tape
+        if tape.is_overfull or (type(event) is Tick and tape.is_full):
+            self._turn()
         if type(event) is Submit:
             self._note((SUBMITTED, now, event.step, event.epoch, event.signature, *event.call))
             return self._steps.submit(event, now)  # as handle does
-        if type(event) is Tick and self._tape.is_full:
-            self._tape.turn(state_of(self))
         self._note((EVENT, now, event))
         done = _handle(self, event, now)
         member = self._member
@@ -71,6 +87,21 @@ class RecordedCore(ServerCore):
             self._seen = member.installed, member.stopped
             self._tape.mark()
         return done
+
+    def _turn(self) -> None:
+        """Begin the next segment. An error of the recorder ends the recorder, and not the job."""
+        tape = self._tape
+        if tape.ended:
+            tape.log.clear()
+            return
+        try:
+            tape.turn(state_of(self))
+        except Exception as error:
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        self._tape.end(f"{type(error).__name__}: {error}")
+        _LOG.warning("server %d records no more: %s", self.server, self._tape.ended)
 
     def received(self, peer: int, header: Header, text: str, now: float) -> list[Instruction]:
         """See ServerCore."""

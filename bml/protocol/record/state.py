@@ -21,7 +21,7 @@ from bml.protocol.record.values import RecordingError, plain, value_of
 from bml.protocol.server.calls import Calls
 from bml.protocol.server.core import ServerCore
 from bml.protocol.server.donor import Donor
-from bml.protocol.server.history import ViewHistory
+from bml.protocol.server.history import ViewHistory, ViewRecord
 from bml.protocol.server.learner import Learner
 from bml.protocol.server.member import Member
 from bml.protocol.server.other_frames import OtherFrames
@@ -51,6 +51,7 @@ _DERIVED_OF_ENGINES = {
     "_program", "_rounds",
 }  # fmt: skip
 
+_BYTES = "_bytes_of_recorder"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, dict[str, Any]]).decode
 
@@ -125,10 +126,24 @@ def _parts(core: ServerCore) -> Iterator[tuple[str, Any]]:
 
 def _attributes(part: Any, derived: set[str]) -> dict[str, Any]:
     return {
-        name: plain(value)
+        name: _records(value) if isinstance(part, ViewHistory) and name == "records" else plain(value)
         for name, value in sorted(vars(part).items())
         if name not in derived and not isinstance(value, _OUTSIDE) and not callable(value)
     }
+
+
+def _records(records: list[ViewRecord]) -> list[Any]:
+    """Up to a thousand views, each with all servers: too long to be made anew with every state."""
+    return ["l", *map(_record, records)]
+
+
+def _record(record: ViewRecord) -> msgspec.Raw:
+    """The bytes of a record, which nobody changes, so they stay with it."""
+    known = vars(record)
+    if _BYTES not in known:
+        known[_BYTES] = msgspec.Raw(_encode(plain(record)))
+    found: msgspec.Raw = known[_BYTES]
+    return found
 
 
 def _fill(part: Any, attributes: dict[str, Any]) -> None:

@@ -26,10 +26,14 @@ class Segment(NamedTuple):
 
 
 class Tape:
-    """The ring; it begins with this state. The segment that is being written has always the same `log`."""
+    """The ring; it begins with this state. The segment that is being written has always the same `log`.
+
+    `ended` says why nothing is kept any more; "": it is.
+    """
 
     def __init__(self, state: bytes):
         self.log: list[Any] = []
+        self.ended = ""
         self._number = 0
         self._state = state
         self._happened = False
@@ -39,6 +43,17 @@ class Tape:
     def is_full(self) -> bool:
         """Whether the segment has its length; some more inputs do no harm."""
         return len(self.log) >= MOST_ENTRIES
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether it is twice as long: the next must begin at once, even if no tick comes."""
+        return len(self.log) >= 2 * MOST_ENTRIES
+
+    def end(self, why: str) -> None:
+        """Throw everything away and keep nothing more, for this reason."""
+        self.ended = why
+        self._closed.clear()
+        self.log.clear()
 
     def mark(self) -> None:
         """Something happened: keep this segment, and the one before."""
