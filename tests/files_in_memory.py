@@ -9,6 +9,8 @@ from typing import Any
 class Memory:
     """A folder in a dict, and an error with which the next writes end."""
 
+    names_are_whole = True
+
     def __init__(self, files: dict[str, bytes], error: OSError | None = None):
         self.files, self.error = files, error
 

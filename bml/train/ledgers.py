@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
 import msgspec
 
-from bml.topology.errors import UsageError
 from bml.train.batches import BatchPlan
 from bml.train.ledger import EpochSummary, Ledger
 from bml.train.position import LoopId
@@ -100,16 +98,6 @@ class Ledgers:
         account.ledger.close()
         steps, batches = account.ledger.steps, len(account.plan)
         account.end = "whole" if steps == batches else f"left after {steps} of {batches} batches"
-
-    def check(self, plans: Mapping[LoopId, str]) -> None:
-        """Raise UsageError if these, the plans of loops that were over, are not those of their ledgers."""
-        for loop, plan in plans.items():
-            account = self._accounts.get(loop)
-            if account is not None and str(account.plan) != plan:
-                raise UsageError(
-                    f"the loop {account.plan} was over, and is {plan} here: give it the "
-                    "numbers that it had, and add another loop at the end"
-                )
 
     def summary(self) -> LedgerSummary:
         """Return the summary of all ledgers."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from bml.topology.errors import UsageError
@@ -72,7 +72,8 @@ class Loop:
         self.on_leave = on_leave
         self.thread = thread
         self.index = -1
-        self.inner = 0
+        self.inner: list[str] = []
+        """The plans of the loops inside that its current iteration has come to."""
         self.open = True
         self.over = False
         """Its iterator has ended. It is still to be left if a signal's handler interrupted that, or if
@@ -101,7 +102,8 @@ class Position:
     def __init__(self, thread: Callable[[], int] = lambda: 0) -> None:
         self._thread = thread
         self._open: list[Loop] = []
-        self._begun = 0
+        self._outermost: list[str] = []
+        """The plans of the loops that it has come to outside of all others."""
         self._aim: Path | None = None
         self._giver = _OTHERS
         self._may_be_longer = False
@@ -114,6 +116,25 @@ class Position:
     def path(self) -> Path:
         """The path of the position; at a boundary that of the next iteration."""
         return tuple(Mark(loop.ordinal, loop.index, loop.plan) for loop in self._open)
+
+    @property
+    def over(self) -> list[tuple[LoopId, str]]:
+        """The plans of the loops that are over and that a server passes on its way here."""
+        before: LoopId = ()
+        beside, found = self._outermost, []
+        for loop in self._open:
+            found += [((*before, ordinal), plan) for ordinal, plan in enumerate(beside[: loop.ordinal])]
+            before, beside = (*before, loop.ordinal, loop.index), loop.inner
+        return found
+
+    def check_passed(self, over: Iterable[tuple[LoopId, str]]) -> None:
+        """Raise UsageError if a loop that it passed is another one than it was where `over` comes from."""
+        for loop, plan in over:
+            if (here := self.passed.get(loop, plan)) != plan:
+                raise UsageError(
+                    f"the loop {plan} was over, and is {here} here: give it the "
+                    "numbers that it had, and add another loop at the end"
+                )
 
     @property
     def aims(self) -> bool:
@@ -146,13 +167,10 @@ class Position:
         """Begin a loop inside of the open loops. `on_leave` is called when it is left."""
         self._leave_over()
         outer = self._open[-1] if self._open else None
-        if outer is None:
-            ordinal, self._begun = self._begun, self._begun + 1
-            before: LoopId = ()
-        else:
-            ordinal, outer.inner = outer.inner, outer.inner + 1
-            before = (*outer.id, outer.index)
-        name, depth = (*before, ordinal), len(self._open)
+        beside = self._outermost if outer is None else outer.inner
+        before = () if outer is None else (*outer.id, outer.index)
+        name, depth = (*before, len(beside)), len(self._open)
+        beside.append(plan)
         loop = Loop(name, depth, plan, length, on_leave, self.described, self._thread())
         self._open.append(loop)
         self.known = None
@@ -172,7 +190,7 @@ class Position:
         for inner in self._open[: loop.depth : -1]:
             self.leave(inner)
         self.known = None
-        loop.inner = 0
+        loop.inner = []
         loop.index = index if self._aim is None else self._on_the_way(self._aim, loop, index)
         return loop.index
 

@@ -11,7 +11,7 @@ joiner they are written in place.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
-from bml.train.position import Path
+from bml.train.position import LoopId, Path
 from bml.train.state import OTHERS, NamedState, raw
 
 _LENGTH_NBYTES = 8
@@ -48,6 +48,8 @@ class Manifest(msgspec.Struct):
     """See bml.train.collectives."""
     keeping: bytes = b""
     """What is known of checkpoints (`bml.train.keeping.keeper.Keeper.dump`); empty without any."""
+    over: list[tuple[LoopId, str]] = []
+    """The plans of loops that were over (`bml.train.position.Position.over`)."""
 
 
 class Snapshot:
@@ -94,12 +96,14 @@ def snapshot(
     steps: int = 0,
     first_step: int = 0,
     keeping: bytes = b"",
+    over: Sequence[tuple[LoopId, str]] = (),
 ) -> Snapshot:
     """Return the state as it is now, at this position in the program."""
     try:
         state.check_in_use()
         arrays = state.arrays()
-        kinds, saved, known = state.kinds, state.saved(), (shares, wants_state, steps, first_step, keeping)
+        kinds, saved = state.kinds, state.saved()
+        known = (shares, wants_state, steps, first_step, keeping, list(over))
         manifest = Manifest(path, contributors, ledgers, kinds, saved, "", *known)
     except (
         Exception

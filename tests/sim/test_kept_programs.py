@@ -53,7 +53,7 @@ def values_behind_functions_are_not_restored(plant: pytest.MonkeyPatch) -> None:
 
 def torn_checkpoints_count(plant: pytest.MonkeyPatch) -> None:
     def newest(
-        names: Sequence[str], job: str, base: int, known: object, dropped: object, keep: int
+        names: Sequence[str], job: str, base: int, known: object, dropped: object, keep: int, torn: object
     ) -> list[str]:
         gone = sorted(by_key(names))[:-keep]
         return [name for name in names if set(by_key([name])) <= set(gone)]

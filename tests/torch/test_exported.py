@@ -127,3 +127,22 @@ def test_what_cannot_be_converted_is_told(tmp_path: Path) -> None:
     bml.torch.export_checkpoint(kept, tmp_path / "exported")
     with pytest.raises(UsageError, match="kept has checkpoints: give a new folder"):
         bml.torch.import_checkpoint(tmp_path / "exported", kept)
+    for folder in ("s3://bucket/x", Path("s3://bucket/x")):
+        with pytest.raises(UsageError, match=r"is a URL: give a folder|give the URL as a text"):
+            bml.torch.export_checkpoint(kept, folder)
+    metadata = tmp_path / "exported" / ".metadata"
+    whole = metadata.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", whole.replace(b"torch.distributed", b"torch.distributes")):
+        metadata.write_bytes(damaged)
+        with pytest.raises(UsageError, match=r"the checkpoint cannot be read in .*exported/\.metadata: \w+"):
+            bml.torch.import_checkpoint(tmp_path / "exported", tmp_path / "back")
+    metadata.write_bytes(whole)
+    for data in (tmp_path / "exported").glob("*.distcp"):
+        kept_data = data.read_bytes()
+        for n in (0, len(kept_data) // 2):
+            data.write_bytes(kept_data[:n])
+            with pytest.raises(UsageError, match=r"the checkpoint cannot be read in .*exported: "):
+                bml.torch.import_checkpoint(tmp_path / "exported", tmp_path / "back")
+        data.write_bytes(kept_data)
+    assert not (tmp_path / "back").exists()
+    bml.torch.import_checkpoint(tmp_path / "exported", tmp_path / "back")

@@ -152,6 +152,46 @@ def test_one_that_has_all_parts_does_not_count_until_the_servers_have_agreed() -
     assert keys_left(files_of(one, two, alone), JOB, 0, [one], 1) == {alone}, "a server left, and wrote it"
 
 
+class Torn(Memory):
+    """A store that shows an object before it is whole."""
+
+    names_are_whole = False
+
+    def tear(self, key: Key, job: str) -> None:
+        """What a server that is killed within a write leaves."""
+        Writer(self, 0, 9).write(key, made())
+        self.files[key.file(0)] = self.files[key.file(0)][:-5]
+
+
+def test_a_torn_checkpoint_of_one_part_replaces_no_older_one() -> None:
+    store = Torn({})
+    older = written(store, 100)
+    store.tear(alone := Key(150, JOB, 1), JOB)
+    writer, new = Writer(store, 0, keep=1), Key(200, JOB, 3)
+    writer.whole = [older]
+    writer.begin(new, 0, made())
+    writer.wait()
+    assert set(by_key(store.names())) == {older, alone, new}
+    assert newest_whole(store) == older
+    store.files.pop(alone.file(0))
+    writer.write(alone, made())
+    writer.begin(new, 0, made())
+    writer.wait()
+    assert set(by_key(store.names())) == {alone, new}, "it is whole now"
+
+
+def test_a_torn_checkpoint_of_another_leaver_is_written_again() -> None:
+    store = Torn({})
+    store.tear(key := Key(150, JOB, 1), JOB)
+    Writer(store, 1, keep=1).write(key, made())
+    assert newest_whole(store) == key
+    whole = dict(store.files)
+    store.error = OSError("a second writer must not write what is whole")
+    writer = Writer(store, 2, keep=1)
+    writer.write(key, made())
+    assert (writer.error, store.files) == ("", whole)
+
+
 def test_what_was_dropped_goes_and_what_a_dead_server_has_not_finished() -> None:
     one, two, three, new = (Key(steps, JOB, 2) for steps in (1, 2, 3, 4))
     names = files_of(one, two, three, new, without=(new,))

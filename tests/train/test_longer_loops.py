@@ -86,6 +86,27 @@ def test_a_training_may_end_where_the_checkpoint_is_but_not_before() -> None:
     assert fewer[0][1]["complete"]
 
 
+def test_steps_that_were_over_cannot_be_more() -> None:
+    def twice(n: int) -> Callable[[Any], Any]:
+        def function(session: Any) -> Any:
+            w = np.zeros(4)
+            session.state(params=w)
+            for length in (n, 5):
+                for _ in session.steps(length):
+                    w += session.allreduce(np.ones(4), "avg")
+            return w.copy()
+
+        return function
+
+    memory = Memory({})
+    ends_of(twice(4), memory, "first", 30)
+    files = dict(memory.files)
+    ends = ends_of(twice(6), memory, "second")
+    with pytest.raises(UsageError, match=r"the loop steps\(4\) was over, and is steps\(6\) here"):
+        raise ends[0]
+    assert (ends_of(twice(4), Memory(files), "third")[0] == 9).all()
+
+
 @pytest.mark.parametrize(
     ("other", "says"),
     [

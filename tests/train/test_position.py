@@ -142,3 +142,38 @@ def test_a_loop_whose_leaving_a_handler_has_interrupted_is_left_by_the_next() ->
     assert ends == ["interrupted", "interrupted"]
     position.leave(second)
     assert (position.path, ends[-1]) == ((), "second")
+
+
+def test_the_loops_that_were_over_are_those_that_a_server_passes() -> None:
+    def come(position: Position, *lengths: int) -> None:
+        """Two loops, and in iteration 1 of the second one two more; then the path."""
+        for plan in (f"steps({lengths[0]})", STEPS):
+            go(position, outer := enter(position, plan), 0)
+            if plan != STEPS:
+                position.leave(outer)
+        go(position, enter(position, "steps(4)"), 0)
+        go(position, outer, 1)
+        for plan in (f"steps({lengths[1]})", EPOCH):
+            go(position, inner := enter(position, plan), 0)
+            if plan != EPOCH:
+                position.leave(inner)
+
+    there = Position()
+    come(there, 3, 2)
+    assert there.over == [((0,), "steps(3)"), ((1, 1, 0), "steps(2)")]
+    for lengths in ((3, 2), (7, 2), (3, 7)):
+        here = Position()
+        here.go_to(there.path, may_be_longer=True)
+        here.advance(first := enter(here, f"steps({lengths[0]})"), 0)
+        here.leave(first)
+        assert here.advance(enter(here, STEPS), 0) == 1
+        here.advance(second := enter(here, f"steps({lengths[1]})"), 0)
+        here.leave(second)
+        here.advance(enter(here, EPOCH), 0)
+        assert not here.aims
+        if lengths == (3, 2):
+            here.check_passed(there.over)
+            assert here.over == there.over
+            continue
+        with pytest.raises(UsageError, match=r"the loop steps\([23]\) was over, and is steps\(7\) here"):
+            here.check_passed(there.over)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from bml.train.keeping.files import Folder
 from bml.train.keeping.parts import Key
 from bml.train.keeping.resuming import clear_unbegun, newest_whole, read
 from bml.train.keeping.settings import Keeping, has_checkpoints
-from bml.train.keeping.stores import Store, files_of
+from bml.train.keeping.stores import Store, files_of, folder_of, place_of
 from bml.train.keeping.writer import Writer
 from bml.train.snapshot import Snapshot, snapshot
 from bml.train.state import NamedState
@@ -153,6 +154,50 @@ def test_a_store_that_fails_is_a_warning_and_tried_again(
     assert not has_checkpoints("failing://kept")
 
 
+class Uncommitted(MemoryFileSystem):  # type: ignore[misc]
+    """A file system whose files cannot be committed, such as hdfs."""
+
+    protocol = "uncommitted"
+    cachable = False
+
+    def _open(self, path: str, mode: str = "rb", **how: Any) -> Any:
+        file = super()._open(path, mode, **how)
+        if mode == "rb":
+            return file
+        file.commit()  # it is seen before it is whole
+        return io.BufferedWriter(Raw(file))
+
+
+class Raw(io.RawIOBase):
+    def __init__(self, file: Any):
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: Any) -> int:
+        return int(self._file.write(piece))
+
+
+def test_a_file_system_without_commits_is_written_to(tmp_path: Path) -> None:
+    store = Store(Uncommitted(), f"{tmp_path}/kept", "uncommitted://kept")
+    assert not store.names_are_whole
+    assert memory(tmp_path).names_are_whole
+    written(store, 100)
+    key = written(store, 200)
+    assert newest_whole(store) == key
+
+    def breaks() -> Iterator[bytes]:
+        yield bytes(100_000)
+        raise OSError("the connection broke")
+
+    with pytest.raises(OSError, match="the connection broke"):
+        store.write(Key(300, JOB, 1).file(0), breaks())
+    assert newest_whole(store) == key
+    newer = written(store, 400)
+    assert newest_whole(store) == newer
+
+
 def test_parts_that_are_listed_late_are_not_taken_for_parts_of_a_job_that_had_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +213,18 @@ def test_paths_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for prefix in ("file://", "local://"):
         assert str(files_of(f"{prefix}{tmp_path}")) == str(tmp_path)
     assert isinstance(files_of("memory://kept"), Store)
+    monkeypatch.chdir(tmp_path)
+    for same in ("kept", "kept/", "file://kept", "file://kept/", f"file://{tmp_path}/kept", Path("kept")):
+        assert Keeping.of(same, 1, 1, None).folder == str(tmp_path / "kept")
+    assert place_of("s3://bucket/kept//") == place_of("s3://bucket/kept") == "s3://bucket/kept"
+    for was_url in (Path("s3://bucket/kept"), "s3:/bucket/kept", Path("simplecache::s3://bucket")):
+        with pytest.raises(UsageError, match=r":/bucket.* is neither .*: give the URL as a text"):
+            Keeping.of(was_url, 1, 1, None)
+        with pytest.raises(UsageError, match="give the URL as a text"):
+            files_of(was_url)
+    assert place_of("./s3:/bucket") == str(tmp_path / "s3:" / "bucket")
+    with pytest.raises(UsageError, match="s3://bucket/kept is a URL: give a folder of this machine"):
+        folder_of("s3://bucket/kept/")
     assert Keeping.of(tmp_path, 1, 1, None).folder == str(tmp_path)
     with pytest.raises(UsageError, match="memory://kept: each process has such memory of its own"):
         Keeping.of("memory://kept", 1, 1, None)

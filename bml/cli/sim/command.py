@@ -31,7 +31,7 @@ _UNIT = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--rate", default="10gbit", show_default=True, metavar="B", help="Rate of a NIC, each way.")
 @click.option(
     "--goodput",
-    type=FiniteRange(0, 1, min_open=True),
+    type=FiniteRange(0.001, 1),
     default=1.0,
     show_default=True,
     help="Share of the rate that is not headers: 0.954 for TCP over Ethernet.",
@@ -44,7 +44,12 @@ _UNIT = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--link-rate", multiple=True, metavar="S/L=R", help="Rate of a link in units of B: 4/0=1/10.")
 @click.option("--slice", "slice_size", metavar="P", help="The largest slice.  [default: that of a job]")
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, help="Seeds of ECMP's hash to try: 0, 1, …")
-@click.option("--compare", "comparing", is_flag=True, help="Compare algorithms, and fabrics of one size.")
+@click.option(
+    "--compare",
+    "comparing",
+    is_flag=True,
+    help="Compare algorithms, and fabrics of one size, these without --fail and --link-rate.",
+)
 @click.option("--prices", metavar="TEXT", help="Prices for --compare, such as nic=1,port=2,cable=0.5.")
 @click.option(
     "--plot", "picture", type=click.Path(path_type=Path), help="Draw links into .png, .svg or .pdf."
@@ -91,8 +96,7 @@ def sim(
     check_writable(trace, "--trace")
     if picture is not None:
         check_drawable(picture)
-    if prices is not None and not comparing:
-        raise UsageError("--prices is for --compare: add that, or leave out the prices")
+    _check_comparing(comparing, prices, {"--plot": picture, "--trace": trace, "--seeds": seeds > 1})
     inner = [text for text in fail if is_inner(text)]
     broken = parse(fabric).with_rates(parse_rates(link_rate)).without(*(x for x in fail if x not in inner))
     known, source = load_constants(constants)
@@ -121,6 +125,14 @@ def sim(
         current().answer(asdict(report))
     else:
         show(report, f"{delay_s} s, asked for" if delay_s is not None else source)
+
+
+def _check_comparing(comparing: bool, prices: str | None, others: dict[str, object]) -> None:
+    """Raise UsageError for what only `--compare` has use of, without it, and for `others` with it."""
+    if prices is not None and not comparing:
+        raise UsageError("--prices is for --compare: add that, or leave out the prices")
+    for name in (name for name, given in others.items() if given and comparing):
+        raise UsageError(f"{name} is for one simulation: leave it out, or --compare")
 
 
 def _slice(text: str | None) -> int | None:

@@ -76,7 +76,7 @@ def show_tables(tables: dict[str, Any]) -> None:
     for row in tables["algorithms"]:
         table.add_row(row["algorithm"], _ms(row["gst_s"]))
     console.print(table)
-    table = Table(title=f"fabrics of about this size; prices: {tables['prices']}")
+    table = Table(title=f"whole fabrics of about this size; prices: {tables['prices']}")
     table.add_column("fabric")
     table.add_column("algorithm")
     for head in ("servers", "price", "ms", "same price"):

@@ -22,6 +22,8 @@ class Disk:
     is an object store: a new object is missing in up to so many listings, also in those of later jobs.
     """
 
+    names_are_whole = True
+
     def __init__(
         self,
         chance: random.Random,

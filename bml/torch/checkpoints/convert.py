@@ -16,7 +16,7 @@ from bml.torch.checkpoints.named import NamedValues
 from bml.train.keeping.files import why
 from bml.train.keeping.parts import Key, by_key
 from bml.train.keeping.resuming import newest_whole, read
-from bml.train.keeping.stores import files_of
+from bml.train.keeping.stores import files_of, folder_of
 from bml.train.keeping.writer import Writer
 from bml.train.snapshot import Manifest, Snapshot, arrays_of, manifest_of
 
@@ -31,9 +31,10 @@ def export_checkpoint(source: str | os.PathLike[str], folder: str | os.PathLike[
     "optimizer" as `get_optimizer_state_dict` does, the scheduler's state under "scheduler", other arrays
     under "state", other values under "values". Returns which checkpoint it was.
 
-    Raises UsageError if there is no whole checkpoint, if the folder has files, or cannot be written.
+    Raises UsageError if there is no whole checkpoint, and for a folder that has files, is a URL, or cannot be
+    written.
     """
-    at = Path(folder)
+    at = Path(folder_of(folder))
     try:
         if at.exists() and (not at.is_dir() or any(at.iterdir())):
             raise UsageError(f"{folder} is there and has files: give a new folder")
@@ -62,25 +63,30 @@ def import_checkpoint(folder: str | os.PathLike[str], target: str | os.PathLike[
 
     Raises UsageError for such a folder, for one that cannot be read, and if `target` has checkpoints.
     """
-    at = Path(folder)
+    at = Path(folder_of(folder))
     ours: dict[str, Any] = {f"kept.{name}": None for name in _OURS}
-    known = _carry_out(lambda: dcp.FileSystemReader(at).read_metadata(), f"read in {folder}")
+    known = _carry_out(lambda: dcp.FileSystemReader(at).read_metadata(), f"read in {at / '.metadata'}")
     if not set(ours) <= set(known.state_dict_metadata):
         raise UsageError(
             f"{folder} was not written by bml checkpoint export: load it with torch.distributed.checkpoint "
             "in the training function, before bml.torch.attach"
         )
     _load(ours, at)
-    manifest = msgspec.msgpack.decode(ours["kept.manifest"], type=Manifest)
+    key: Key
+    manifest, key = _carry_out(lambda: _what_was_exported(ours), f"read in {at}")
     named = NamedValues(manifest)
     tensors = named.tensors()
     found = {".".join(place[0]): each for each, place in zip(tensors, named.places(), strict=True)}
     if lacks := sorted(set(found) - set(known.state_dict_metadata)):
         raise UsageError(f"{folder} does not have {lacks[0]}, without which the training cannot go on")
     _load(found, at)
-    key = Key(ours["kept.steps"], ours["kept.job"], 1)
     _write(key, Snapshot(manifest, [bits_of(each) for each in tensors]), target)
     return key
+
+
+def _what_was_exported(ours: dict[str, Any]) -> tuple[Manifest, Key]:
+    manifest = msgspec.msgpack.decode(ours["kept.manifest"], type=Manifest)
+    return manifest, msgspec.convert((ours["kept.steps"], ours["kept.job"], 1), Key)
 
 
 def _write(key: Key, snapshot: Snapshot, target: str | os.PathLike[str]) -> None:
@@ -108,5 +114,6 @@ def _carry_out(act: Any, what: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it says that this is a single process
             return act()
-    except (OSError, ValueError, RuntimeError, dcp.CheckpointException) as error:
-        raise UsageError(f"the checkpoint cannot be {what}: {error}") from error
+    except (Exception, dcp.CheckpointException) as error:  # files are pickles: damaged ones raise anything
+        text = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise UsageError(f"the checkpoint cannot be {what}: {text}") from error

@@ -14,6 +14,11 @@ PIECE_NBYTES = 8 << 20
 class Files(Protocol):
     """A folder of checkpoints, such as one of an object store. Methods raise OSError for what is refused."""
 
+    @property
+    def names_are_whole(self) -> bool:
+        """Whether a file that has its name is whole, as `write` should see to; else it is read to know it."""
+        ...
+
     def names(self) -> list[str]:
         """The names of the files; none if there is no folder."""
         ...
@@ -42,6 +47,8 @@ def why(error: OSError) -> str:
 
 class Folder:
     """A folder of the file system."""
+
+    names_are_whole = True
 
     def __init__(self, path: str):
         self._path = path

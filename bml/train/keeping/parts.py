@@ -8,8 +8,9 @@
     32 bytes    blake2b of all before it
     payload     bytes [start, stop) of the snapshot (bml.train.snapshot)
 
-A part has this name only when it is whole on the disk. A checkpoint is whole if all of its parts are there,
-are undamaged and belong together. So no file must be written last, and no server waits for another one.
+A part has this name only when it is whole on the disk; some stores show it before. A checkpoint is whole if
+all of its parts are there, are undamaged and belong together. So no file must be written last, and no server
+waits for another one.
 """
 
 from __future__ import annotations
@@ -155,12 +156,14 @@ def superseded(
     known: Iterable[Key],
     dropped: Collection[Key],
     keep: int,
+    torn: Collection[Key] = (),
 ) -> list[str]:
     """The files that are no longer needed, when the newest `keep` whole checkpoints stay.
 
     `job` is the job that writes now. It went on from step `base` of another one, so checkpoints of other jobs
     with more steps were not whole, and are not needed once this job has a whole one. `known` are whole as the
     servers have agreed, also if not all of their parts are in this folder; those `dropped` never will be.
+    `torn` have all of their parts by name, and are not whole.
     """
     there, agreed = by_key(names), set(known)
     ours = {key for key in there if key.job == job}
@@ -169,7 +172,8 @@ def superseded(
     whole = sorted(
         key
         for key in line
-        if key in agreed or (len(there[key]) == key.n_parts and (key not in ours or key.n_parts == 1))
+        if key in agreed
+        or (len(there[key]) == key.n_parts and key not in torn and (key not in ours or key.n_parts == 1))
     )
     gone = ours.intersection(dropped)
     floor = 0

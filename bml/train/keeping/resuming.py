@@ -52,6 +52,15 @@ def clear_unbegun(files: Files, steps: int) -> bool:
     return True
 
 
+def is_whole(files: Files, key: Key) -> bool:
+    """Return whether a checkpoint is whole; every byte is read."""
+    try:
+        _read(files, key, lambda header, at, piece: None)
+    except Damaged:
+        return False
+    return True
+
+
 def _has_all(files: Files, key: Key) -> bool:
     try:
         return all(next(iter(files.read(key.file(part))), b"") is not None for part in range(key.n_parts))

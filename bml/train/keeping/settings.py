@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike, fspath
-from os.path import abspath
 
 from bml.topology.errors import UsageError
 from bml.train.keeping.files import why
 from bml.train.keeping.keeper import check_number
 from bml.train.keeping.parts import Key, by_key
 from bml.train.keeping.resuming import Resumed, check_lineage, clear_unbegun, newest_whole, read
-from bml.train.keeping.stores import files_of, is_url
+from bml.train.keeping.stores import files_of, place_of
 from bml.train.session import Session
 
 EVERY, KEEP = 100, 3
@@ -89,4 +88,4 @@ def _absolute(path: Path | None, name: str) -> str:
         raise UsageError(
             f"{name} is {text}: each process has such memory of its own, and nothing of it stays"
         )
-    return text if is_url(text) else abspath(text)
+    return place_of(text)

@@ -104,6 +104,7 @@ class WholeState:
             collectives.newest,
             collectives.first_step,
             self.keeper.dump() if self.keeper else b"",
+            collectives.position.over,
         )
 
     def take(self) -> None:
@@ -116,7 +117,7 @@ class WholeState:
         self.given = None
         self.named.is_new = False  # it is equal on all servers
         self.ledgers.load(manifest.ledgers)
-        self.ledgers.check(self._collectives.position.passed)
+        self._collectives.position.check_passed(manifest.over)
         self.balancer.load(manifest.shares)
         if self.resumed is not None:
             collectives = self._collectives

@@ -15,7 +15,8 @@ import numpy as np
 from bml.protocol.server.transfer import check_sum
 from bml.train.keeping.files import Files
 from bml.train.keeping.owner import claim, former, owner
-from bml.train.keeping.parts import UNFINISHED, Header, Key, digest, head_of, span, superseded
+from bml.train.keeping.parts import UNFINISHED, Header, Key, by_key, digest, head_of, span, superseded
+from bml.train.keeping.resuming import is_whole
 from bml.train.snapshot import Snapshot
 
 _WORTH_NBYTES = 1 << 20
@@ -46,6 +47,8 @@ class Writer:
         self._untold = ""
         self._is_claimed = True
         self._files, self._server, self._keep = files, server, keep
+        self._read_whole: set[Key] = set()
+        """Checkpoints of one part that were read, and are whole."""
         self._written_at_s: float | None = None
         self._memory = np.empty(0, np.uint8)
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -87,7 +90,8 @@ class Writer:
         """Write a checkpoint of a single part, after the one that is under way, unless another server has."""
         self.wait()
         self.error = ""  # that of an older checkpoint
-        if key.file(0) not in self._names():
+        names = self._names()
+        if key.file(0) not in names or key in self._torn(names):
             self.begin(key, 0, snapshot)
             self.wait()
 
@@ -159,7 +163,8 @@ class Writer:
                     f"the job {other} has begun to write checkpoints to the same folder, so this one ends to"
                 )
                 return
-            self._remove(superseded(names, key.job, self.base, self.whole, self.dropped, self._keep))
+            torn = self._torn(names)
+            self._remove(superseded(names, key.job, self.base, self.whole, self.dropped, self._keep, torn))
             self._remove(former(names))
             self._files.write(name, (head_of(header), copy), unfinished)
         except OSError as error:
@@ -175,6 +180,15 @@ class Writer:
             return self._files.names()
         except OSError:
             return []  # writing will say why
+
+    def _torn(self, names: Sequence[str]) -> set[Key]:
+        """The checkpoints of one part that have a name and are not whole; on the others servers agree."""
+        if self._files.names_are_whole:
+            return set()
+        alone = {key for key in by_key(names) if key.n_parts == 1} - self._read_whole
+        torn = {key for key in alone if not is_whole(self._files, key)}
+        self._read_whole |= alone - torn
+        return torn
 
     def _remove(self, names: Sequence[str]) -> None:
         """Remove files; what cannot be removed must not keep new ones from being written."""
