@@ -82,7 +82,7 @@ def file_of(made: RecordedCore) -> bytes:
     return pack("job", SETUP.fabric, "0", [pack_part(SETUP, "end", 9.0, made.recording())])
 
 
-@pytest.mark.parametrize("value", VALUES, ids=str)
+@pytest.mark.parametrize("value", VALUES)
 def test_values_come_back_equal(value: Any) -> None:
     data = msgspec.msgpack.decode(msgspec.msgpack.encode(plain(value)))
     back = value_of(data)
