@@ -140,22 +140,13 @@ class RaySpares:
 
     def abandon(self) -> None:
         """Let all that are not in use end themselves, as Ray has lost its head and cannot."""
-        with self._changing:
-            ending = [*self._waiting.values(), *self._aside.values()]
-            self._waiting.clear()
-            self._aside.clear()
-            self._asked.clear()
-        for spare in ending:
+        for spare in self._take_all():
             spare.actor.exit.remote()
             spare.let_go()
 
     def close(self) -> None:
         """End all that are not in use. Idempotent."""
-        with self._changing:
-            ending = [*self._waiting.values(), *self._aside.values()]
-            self._waiting.clear()
-            self._aside.clear()
-            self._asked.clear()
+        ending = self._take_all()
         for spare in ending:
             with suppress(RayError):
                 ray.kill(spare.actor)
@@ -163,3 +154,12 @@ class RaySpares:
         for spare in ending:
             gone = spare.handle is None or spare.handle.has_ended(max(0.0, deadline - time.monotonic()))
             spare.let_go(kill=not gone)
+
+    def _take_all(self) -> list[Spare]:
+        """Return all that are not in use, which are no spares from now on."""
+        with self._changing:
+            taken = [*self._waiting.values(), *self._aside.values()]
+            self._waiting.clear()
+            self._aside.clear()
+            self._asked.clear()
+        return taken
