@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import bml.cluster.steps.meeting
+import bml.protocol.record.tape
 import bml.protocol.server.history
 from bml.cluster.process import training
 from bml.cluster.process.coordinator import CoordinatorLoop
@@ -32,9 +33,10 @@ VIEWS = int(os.environ.get("BML_SOAK_VIEWS", "60"))
 WARM = 30
 DEADLINE_S = 20.0
 COMES_AND_GOES = 3
-#: What is kept for the report, up to a bound (here a low one): times of commits, views.
+#: What is kept up to a bound (here a low one): times of commits and views for the report, inputs for a replay.
 FEW = 16
-KEPT = ("commit_at_s", "views")
+FEW_INPUTS = 1 << 9
+KEPT = ("commit_at_s", "views", "log")
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60 + VIEWS)]
 
@@ -148,6 +150,7 @@ def measure(world: World) -> tuple[dict[str, int], dict[str, int]]:
 def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bml.cluster.steps.meeting, "_COMMITS_KEPT", FEW)
     monkeypatch.setattr(bml.protocol.server.history, "_VIEWS_KEPT", FEW)
+    monkeypatch.setattr(bml.protocol.record.tape, "MOST_ENTRIES", FEW_INPUTS)
     world = World(monkeypatch)
     world.until(lambda now: now["epoch"] == 1)
     while world.now["epoch"] < WARM:
@@ -159,6 +162,7 @@ def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> N
     n_views, took_s = world.now["epoch"] - first, time.monotonic() - begun_s
     world.until(lambda _: threading.active_count() <= before["threads"])  # of an incarnation that has left
     after, sizes_after = measure(world)
+    n_inputs = len(world.servers[0]._shell.core._tape.log)
     world.end()
     growth = after["resident_nbytes"] - before["resident_nbytes"]
     print(json.dumps({"views": n_views, "seconds": round(took_s, 1), "before": before, "after": after}))
@@ -174,4 +178,5 @@ def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> N
     assert {
         path: sizes for path, sizes in grown.items() if sizes[1] - sizes[0] > max(12, n_views // 10)
     } == {}
+    assert 0 < n_inputs < 3 * FEW_INPUTS, "the flight recorder must throw away what is old"
     assert growth < 4 << 20, f"{growth} bytes more after {n_views} views"
