@@ -130,6 +130,14 @@ class Detector:
         line = self._lines.get((peer, level))
         return line is not None and line.suspicion is None and now - line.last_s <= MISSED * self.interval_s
 
+    def delays_s(self) -> dict[int, float]:
+        """By level, by how much the latest of the last heartbeats of any peer was late, in seconds."""
+        found: dict[int, float] = {}
+        for (_, level), line in self._lines.items():
+            latest_s = max(line.gaps, default=0.0) - self.interval_s
+            found[level] = max(found.get(level, 0.0), latest_s)
+        return found
+
     def was_away(self, now: float) -> bool:
         """Whether its loop has not run for more than detect_s until now, or an interval ago at most."""
         self._forgive_own_pause(now)

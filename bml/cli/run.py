@@ -137,6 +137,11 @@ _SEEDED_STEPS = 50
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write what the servers' cores were given, for bml replay; so does SIGUSR1, and bml inject dump.",
 )
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT|ray",
+    help="Serve metrics to Prometheus here, on 127.0.0.1 without HOST; ray: at Ray's own endpoint.",
+)
 @click.option("--quiet", is_flag=True, help="Hide what the training functions print.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object and nothing else.")
 def run(

@@ -344,6 +344,7 @@ class _Part:
         assert recompute is not None
         for part in self._collectives.under_way:  # recompute may write into the same memory
             part.set_aside()
+        self._collectives.throughput.n_recomputed += len(extra)
         recomputed = self._collectives.calls.compute(lambda: recompute(extra))
         added, shapes, dtype = flatten(recomputed, self._collectives.communicator.empty, widened=True)
         if shapes != self._shapes or dtype != self._dtype:

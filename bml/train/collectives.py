@@ -53,7 +53,7 @@ class Collectives:
         self.communicator = communicator
         self.calls = Calls(communicator.slowdown)
         self.stopwatch = Stopwatch(lambda: communicator.clock())
-        self.throughput = Throughput(lambda: communicator.clock())
+        self.throughput = Throughput(lambda: communicator.clock(), lambda: self.stopwatch.all_waited_s)
         self.steps = Steps(self.calls.later, self.stopwatch)
         self.position = Position(get_ident)
         self.contributors = communicator.servers
@@ -237,7 +237,7 @@ class Collectives:
         """Synchronise one step. The contribution is prepared again for every view until it is committed."""
         done = self._carry_out(call, op, prepare, shared)
         if self.communicator.server in done.contributors:  # else it was told of a step that others made
-            self.throughput.step(len(done.contributors))
+            self.throughput.step(len(done.contributors), done.epoch)
         return done
 
     def _carry_out(self, call: Called, op: str, prepare: Prepare, shared: bool = False) -> Committed:

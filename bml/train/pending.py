@@ -194,10 +194,8 @@ class Steps:
         """Do a step in the training thread, as soon as those that were begun are over."""
         if self._begun:
             self.wait_for_all()
-        if self._stopwatch.runs:
-            with self._stopwatch:
-                return finish(work())
-        return finish(work())
+        with self._stopwatch:
+            return finish(work())
 
     @property
     def under_way(self) -> bool:

@@ -14,6 +14,7 @@ from bml.cluster.fleets.placement import Reservation
 from bml.cluster.fleets.processes import ProcessFleet
 from bml.cluster.fleets.racks import Racks
 from bml.cluster.launcher.callbacks import News, Teller
+from bml.cluster.launcher.metrics import NO_ENDPOINT, ON_RAY, Endpoint, NoEndpoint, address_of
 from bml.cluster.launcher.recorder import file_to_write
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.running import Job
@@ -62,6 +63,7 @@ def start(
     rejoin: bool = False,
     trace: bool = False,
     record: Path | None = None,
+    metrics: int | str | None = None,
     checkpoint: Path | None = None,
     every: int = EVERY,
     keep: int = KEEP,
@@ -100,6 +102,7 @@ def start(
         constants=load_constants()[0],
         trace=trace,
         record=record is not None,
+        metrics_on_ray=metrics == ON_RAY,
         kept_mib=kept_mib,
         keeping=Keeping.of(checkpoint, every, keep, resume),
         **sizes(fabric, servers, tuple(absent)),
@@ -111,10 +114,23 @@ def start(
     if begins := str(spec.keeping):
         starting(begins)
     racks = _racks(topology, launcher, spec)
-    fleet = _fleet(spec, launcher, address, reserves, racks, prints, starting)
-    job = Job(fleet, fleet.spec, launcher, teller, file)
+    endpoint = _endpoint(metrics, launcher)
+    try:
+        if endpoint.url:
+            starting(f"metrics are served at {endpoint.url}")
+        fleet = _fleet(spec, launcher, address, reserves, racks, prints, starting)
+    except BaseException:
+        endpoint.close()
+        raise
+    job = Job(fleet, fleet.spec, launcher, teller, file, endpoint)
     job.begin(pickled)
     return job
+
+
+def _endpoint(metrics: int | str | None, launcher: str) -> Endpoint | NoEndpoint:
+    if metrics == ON_RAY and launcher != ON_RAY:
+        raise UsageError("metrics at Ray's endpoint are for the launcher ray: give a port, such as 9400")
+    return NO_ENDPOINT if metrics in (None, ON_RAY) else Endpoint(address_of(metrics))
 
 
 def _same_arguments(as_of: Callable[P, Job]) -> Callable[[Callable[..., R]], Callable[P, R]]:
@@ -161,6 +177,8 @@ def launch(*arguments: Any, **options: Any) -> Result:
         rejoin: A server that is lost is started again and joins.
         trace: Servers record their actions and times, see `Result.trace`.
         record: File for `bml replay`, written at every view change and the end; see `Result.recording`.
+        metrics: Port, or "HOST:PORT", on which metrics are served to Prometheus while the job runs, on
+            127.0.0.1 if no host is given; 0: any free one (`Job.metrics_url`). "ray": at Ray's own endpoint.
         checkpoint: Folder to which the servers write checkpoints, see `Session.checkpoint`.
         every, keep: Steps between two checkpoints, and how many whole ones stay.
         resume: Folder from whose newest whole checkpoint the job goes on, on any fabric; every server must

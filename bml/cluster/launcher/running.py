@@ -25,6 +25,7 @@ from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.graces import give_up_at, last_members
 from bml.cluster.launcher.jobsocket import JobSocket
+from bml.cluster.launcher.metrics import NO_ENDPOINT, Endpoint, NoEndpoint
 from bml.cluster.launcher.newcomers import Newcomers, server_of
 from bml.cluster.launcher.recorder import Recorder
 from bml.cluster.launcher.restarts import OUT
@@ -56,7 +57,13 @@ class Job:
     """
 
     def __init__(
-        self, fleet: Fleet, spec: JobSpec, launcher: str, teller: Teller, record: Path | None = None
+        self,
+        fleet: Fleet,
+        spec: JobSpec,
+        launcher: str,
+        teller: Teller,
+        record: Path | None = None,
+        metrics: Endpoint | NoEndpoint = NO_ENDPOINT,
     ):
         self.spec = spec
         self._fleet = fleet
@@ -67,12 +74,12 @@ class Job:
         self._newcomers = Newcomers(
             fleet.join, fleet.spares, self._result, self._is_here, lambda: self._is_over
         )
+        self._metrics, self.metrics_url = metrics, metrics.url
+        """The address at which its metrics are served (`metrics` of `launch`); "" if there is none."""
+        metrics.serve(fleet, self._result, self._newcomers)
         self._snapshot: dict[str, Any] = {}
         self._error: BaseException | None = None
-        self._begun = threading.Event()
-        self._ending = threading.Event()
-        self._over = threading.Event()
-        self._closed = threading.Event()
+        self._begun, self._ending, self._over, self._closed = (threading.Event() for _ in range(4))
         self._one_closes = threading.Lock()
         self._values_read = False
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
@@ -274,6 +281,7 @@ class Job:
         if self._thread.ident is not None:
             self._thread.join()
         self._newcomers.close()
+        self._metrics.close()
         self._fleet.close()
         self._recorder.close()
 

@@ -64,7 +64,7 @@ class Execution:
             ev.Behind: lambda said: handover.behind(said.step),
             ev.Replay: meeting.give,
             ev.Expect: lambda said: handover.expect(said.nbytes),
-            ev.StateComplete: lambda said: handover.here(said.step, said.digests),
+            ev.StateComplete: self._state_complete,
             ev.Retry: lambda said: meeting.replies.put(Retried(said.step, said.epoch)),
             ev.Stop: self._stopped,
             ev.Installed: self._installed,
@@ -116,6 +116,7 @@ class Execution:
         payload = None
         if place is not None and place.buffer == Buffer.STATE:
             payload = self._handover.outgoing(place, header.nbytes)
+            self._meeting.counts.state_sent_nbytes += header.nbytes
         elif place is not None:
             workspace = self._runner.workspace
             assert workspace is not None
@@ -140,8 +141,14 @@ class Execution:
         peer, level = probe.peer, probe.level
         self._transport.probe(peer, level, *self._peers.at(peer, level))
 
+    def _state_complete(self, said: ev.StateComplete) -> None:
+        self._meeting.counts.state_received_nbytes += self._handover.incoming_nbytes
+        self._handover.here(said.step, said.digests)
+
     def _tell(self, told: ev.Tell) -> None:
         self._log(told)
+        if isinstance(told.message, msg.Suspect):
+            self._meeting.counts.suspicions[told.message.kind] += 1
         self._say(told.message)
 
     def _stopped(self, stop: ev.Stop) -> None:
@@ -155,6 +162,7 @@ class Execution:
     def _installed(self, installed: ev.Installed) -> None:
         self._log(installed)
         view = installed.view
+        self._meeting.counts.installed(self._core.views)
         self._runner.admit(self._peers.installed(view))
         joins = view.incarnation(self._core.server) is not None
         self._injection.start(time.monotonic(), view.commit if joins else None)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bml.cluster.server.assembly import Assembly
+from bml.cluster.server.figures import figures
 from bml.cluster.server.peer_lines import OnEnd, OnMessage, PeerLines
 from bml.cluster.server.status import Membership, link_stats, status, transport_used, view_records
 from bml.cluster.spec.job import Contacts, JobSpec, Request
@@ -375,7 +376,8 @@ class Server:
 
         "status": where this server stands (see bml.cluster.server.status). "inject": `{"done": what it will
         do to itself}`, said before it is done, `""` if it is no matter of this server's; `{"error": why}`.
-        "leave": it will leave, for the reason that is given. "record": `{"recording": packed}`.
+        "leave": it will leave, for the reason that is given. "record": `{"recording": packed}`. "metrics":
+        `{"samples": samples}` (see bml.cluster.server.figures).
         """
         shell = self._shell
 
@@ -391,7 +393,7 @@ class Server:
                     self.leave(argument)
                     reply({})
                 else:
-                    reply(status(shell, now))
+                    reply({"samples": figures(shell, now)} if kind == "metrics" else status(shell, now))
             except BmlError as error:
                 reply({"error": str(error)})
 

@@ -31,7 +31,8 @@ from bml.transport.choice import AUTO, check_transport
 from bml.transport.handshake.traffic_class import traffic_class_of
 
 Request = tuple[str, str]
-"""A request to a running server: ("status", ""), ("inject", fault), ("leave", why) or ("record", why)."""
+"""A request to a running server: ("status", ""), ("metrics", ""), ("inject", fault), ("leave", why) or
+("record", why)."""
 Endpoint = tuple[str, int]
 
 _MOST_KEPT_MIB = 1 << 30
@@ -61,6 +62,7 @@ class JobSpec:
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
     `nic_rate`: bytes per second of every NIC, if known. `trace`: servers record their actions and times.
     `record`: reports bring the recordings of the flight recorders, also from servers that ended well.
+    `metrics_on_ray`: the actors of servers bring their metrics to Ray's endpoint.
     `keeping`: the checkpoints that it makes, and the one with which it goes on.
     `kept_mib`: how many MiB of results a joiner keeps while it catches up (bml.protocol.server.learner).
     """
@@ -83,6 +85,7 @@ class JobSpec:
     nic_rate: float | None = None
     trace: bool = False
     record: bool = False
+    metrics_on_ray: bool = False
     kept_mib: float = KEPT_NBYTES / 2**20
     keeping: Keeping = NO_KEEPING
     job: str = field(default_factory=lambda: f"bml-{secrets.token_hex(6)}")

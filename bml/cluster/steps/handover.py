@@ -147,6 +147,11 @@ class Handover:
         except (MemoryError, ValueError) as error:
             raise FabricError(f"no memory for the training state of {nbytes} bytes: {error}") from None
 
+    @property
+    def incoming_nbytes(self) -> int:
+        """The length of the state that arrives, in bytes."""
+        return len(self._incoming)
+
     def incoming(self, place: Place, nbytes: int) -> memoryview:
         """Where a piece that arrives belongs."""
         return self._incoming[place.offset : place.offset + nbytes]

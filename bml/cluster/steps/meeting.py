@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from bml.cluster.steps.deferral import Deferral
 from bml.io import forks
+from bml.metrics.counts import Counts
 from bml.protocol.server import events as ev
 from bml.protocol.step.workspace import Array
 from bml.topology.errors import BmlError, UsageError
@@ -34,6 +35,7 @@ class Meeting:
     `error` ended the job early. `in_force`: the first view is in force, or there will be none;
     `left`: the loop has ended; `out`: it has, or an error ended the job. `deferral` puts off handlers of
     signals; `Signalled` among the replies says that one came. `wake` makes the thread that polls look again.
+    `counts` are for metrics, under the guard of the poller.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -46,6 +48,7 @@ class Meeting:
         self.out = threading.Event()
         self.steps = 0
         self.commit_at_s: deque[float] = deque(maxlen=_COMMITS_KEPT)
+        self.counts = Counts()
         self._wake = wake
         self._thrown: Exception | None = None
         self._syncing = False
@@ -87,7 +90,9 @@ class Meeting:
     def give(self, result: Committed | ev.Replay) -> None:
         """A result goes to the training function, or the word that it is one of those kept for it."""
         self.steps += 1
-        self.commit_at_s.append(time.monotonic())
+        now = time.monotonic()
+        self.commit_at_s.append(now)
+        self.counts.step(now)
         self.replies.put(result)
 
     def throw(self, error: Exception) -> None:

@@ -74,10 +74,10 @@ class ServerCore:
         self._calls, self._view_history = Calls(server), ViewHistory(now)
         self._steps = Steps(self._member, self._learner, self._calls, self._view_history, slice_nbytes, now)
         self.handle_shared, self.flows = self._steps.handle_shared, self._watch.flows
+        self.heartbeat_delays_s = self._watch.heartbeat_delays_s
         self._other_frames = OtherFrames(self._member, self._steps, self._learner, self._calls)
         self._outcome, self._term = ev.Ended(""), -1
-        self._unled = Unled(timeouts)
-        self._end_notice = EndNotice(timeouts.orphan_s)
+        self._unled, self._end_notice = Unled(timeouts), EndNotice(timeouts.orphan_s)
 
     # --- properties for the shell ----------------------------------------------------------------
 

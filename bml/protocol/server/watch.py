@@ -47,6 +47,10 @@ class Watch:
         """All that this server suspects."""
         return tuple(self._suspicions.values())
 
+    def heartbeat_delays_s(self) -> dict[int, float]:
+        """See Detector.delays_s."""
+        return self._detector.delays_s()
+
     def next_deadline(self, now: float) -> float:
         """When, at the latest, `tick` is due."""
         return self._detector.next_deadline(now)

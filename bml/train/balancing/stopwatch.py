@@ -22,6 +22,8 @@ class Stopwatch:
         self._began_s: float | None = None
         self._paused_at_s = self._waited_s = 0.0
         self._n_samples = 0
+        self.all_waited_s = 0.0
+        """All waits so far, in seconds."""
         self.times: list[float] = []
         """The seconds per sample of each batch; the list of the loop that goes on."""
 
@@ -44,14 +46,14 @@ class Stopwatch:
                 self.times.append(computed_s / self._n_samples)
 
     def __enter__(self) -> None:
-        if self._began_s is not None:
-            self._paused_at_s = self._clock()
+        self._paused_at_s = self._clock()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._began_s is not None:
-            self._waited_s += self._clock() - self._paused_at_s
+        waited_s = self._clock() - self._paused_at_s
+        self._waited_s += waited_s
+        self.all_waited_s += waited_s
 
     def take(self) -> int:
         """Return the median of `times` in whole picoseconds, and empty it; 0 if it is empty."""

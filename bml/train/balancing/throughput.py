@@ -26,6 +26,8 @@ class _Size:
     samples: int = 0
     timed: int = 0
     seconds: float = 0.0
+    calm: int = 0
+    calm_s: float = 0.0
 
     def summary(self) -> SizeSummary:
         rate = self.timed / self.seconds if self.seconds > 0 else None
@@ -44,15 +46,20 @@ class Throughput:
     One thread at a time counts steps, and one batches; any thread may ask for the summary.
     """
 
-    def __init__(self, clock: Callable[[], float]):
+    def __init__(self, clock: Callable[[], float], exposed_s: Callable[[], float] = lambda: 0.0):
         self.n_own_steps = 0
         """Steps that no call of the training function asked for; nothing else here counts them."""
+        self.n_recomputed = 0
+        """Samples of lost servers that this one computed in their place, once for each part of a gradient."""
+        self.exposed_s = exposed_s
+        """Returns how long the training function was in calls that wait for steps, in seconds."""
         self._clock = clock
         self._sizes: dict[int, _Size] = {}
         self._last_s: float | None = None
+        self._epoch = 0
 
-    def step(self, size: int) -> None:
-        """A step of the training function was committed by so many servers."""
+    def step(self, size: int, epoch: int = 0) -> None:
+        """A step of the training function was committed by so many servers, in the view `epoch`."""
         now, last_s = self._clock(), self._last_s
         found = self._sizes.get(size)
         if found is None:
@@ -61,11 +68,33 @@ class Throughput:
         if last_s is not None:
             found.timed += 1
             found.seconds += now - last_s
-        self._last_s = now
+            if epoch == self._epoch:
+                found.calm += 1
+                found.calm_s += now - last_s
+        self._last_s, self._epoch = now, epoch
 
     def batch(self, size: int, n_samples: int) -> None:
         """A batch with so many samples was committed; its last step had so many contributors."""
         self._sizes[size].samples += n_samples
+
+    @property
+    def n_samples(self) -> int:
+        """The samples of committed batches, of all servers."""
+        return sum(found.samples for found in [*self._sizes.values()])
+
+    def goodput(self) -> float | None:
+        """Samples per second, relative to the rate of steps without failures; None: not known.
+
+        That is the rate of the steps with the most contributors, without those in which the view changed.
+        """
+        sizes = [*self._sizes.items()]
+        calm = [(size, found) for size, found in sizes if found.calm_s > 0 and found.samples]
+        if not calm:
+            return None
+        _, best = max(calm, key=lambda each: each[0])
+        useful = sum(found.timed * found.samples / found.steps for _, found in sizes)
+        seconds = sum(found.seconds for _, found in sizes)
+        return useful / seconds / (best.calm / best.calm_s * best.samples / best.steps)
 
     def summary(self) -> dict[int, SizeSummary]:
         """Return the summary of each size, in order."""
