@@ -19,6 +19,7 @@ from bml.cli.doctor import doctor
 from bml.cli.fabric import fabric
 from bml.cli.inject import inject
 from bml.cli.keeping.checkpoint import checkpoint
+from bml.cli.metrics.command import metrics
 from bml.cli.output import taken
 from bml.cli.plan import plan
 from bml.cli.recordings.replay import replay
@@ -137,6 +138,7 @@ main.add_command(checkpoint)
 main.add_command(doctor)
 main.add_command(fabric)
 main.add_command(inject)
+main.add_command(metrics)
 main.add_command(plan)
 main.add_command(replay)
 main.add_command(run)

@@ -60,11 +60,11 @@ class Counts:
 
     def installed(self, records: Sequence[ViewRecord]) -> None:
         """A view came into force: the last of these records."""
-        self.take_recovered(records)
         before, self._view = self._view, records[-1].view
         if before is None:
             self._recovered_epoch = self._view.epoch  # a beginning is no recovery
             return
+        self.take_recovered(records)
         reason = reason_of(before, self._view)
         self.views[reason] += 1
         if reason in ("switch", "server", "link"):

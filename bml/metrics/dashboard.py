@@ -127,7 +127,7 @@ def _variables(labels: tuple[str, ...], ray: bool) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     query = f"label_values({_named('bml_view_epoch', ray)}, $label)"
     yield {
-        "name": "job", "label": "Job", "type": "query", "datasource": _SOURCE, "definition": query,
+        "name": "job", "label": "Job", "type": "query", "datasource": _SOURCE,
         "query": {"query": query, "refId": "job"}, "refresh": 2, "sort": 2,
     }  # fmt: skip
 

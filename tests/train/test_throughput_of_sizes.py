@@ -36,3 +36,33 @@ def test_a_size_without_a_timed_step_has_no_rate() -> None:
     throughput.step(3)
     assert throughput.summary()[3]["steps_per_s"] is None
     assert throughput.summary()[3]["samples_per_s"] is None
+
+
+def test_goodput_is_relative_to_steps_in_which_no_view_changed() -> None:
+    now = [0.0]
+    throughput = Throughput(lambda: now[0])
+    assert throughput.goodput() is None
+
+    def step(size: int, epoch: int, took_s: float) -> None:
+        now[0] += took_s
+        throughput.step(size, epoch)
+        throughput.batch(size, 40)
+
+    for _ in range(5):  # four are timed
+        step(9, 1, 1.0)
+    assert throughput.goodput() == 1.0
+    step(8, 2, 4.0)  # the failure: it counts as time, not for the rate
+    for _ in range(2):
+        step(8, 2, 1.0)
+    # 7 timed steps in 10 s, where 10 would have been committed without the failure.
+    assert throughput.goodput() == 0.7
+    assert throughput.n_samples == 8 * 40
+
+
+def test_goodput_needs_samples() -> None:
+    now = [0.0]
+    throughput = Throughput(lambda: now[0])
+    for _ in range(3):
+        now[0] += 1.0
+        throughput.step(4, 1)
+    assert throughput.goodput() is None

@@ -177,8 +177,7 @@ def launch(*arguments: Any, **options: Any) -> Result:
         rejoin: A server that is lost is started again and joins.
         trace: Servers record their actions and times, see `Result.trace`.
         record: File for `bml replay`, written at every view change and the end; see `Result.recording`.
-        metrics: Port, or "HOST:PORT", on which metrics are served to Prometheus while the job runs, on
-            127.0.0.1 if no host is given; 0: any free one (`Job.metrics_url`). "ray": at Ray's own endpoint.
+        metrics: Port or "HOST:PORT" for Prometheus, see `Job.metrics_url`; "ray": at Ray's own endpoint.
         checkpoint: Folder to which the servers write checkpoints, see `Session.checkpoint`.
         every, keep: Steps between two checkpoints, and how many whole ones stay.
         resume: Folder from whose newest whole checkpoint the job goes on, on any fabric; every server must

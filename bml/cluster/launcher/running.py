@@ -75,7 +75,7 @@ class Job:
             fleet.join, fleet.spares, self._result, self._is_here, lambda: self._is_over
         )
         self._metrics, self.metrics_url = metrics, metrics.url
-        """The address at which its metrics are served (`metrics` of `launch`); "" if there is none."""
+        """The address at which Prometheus finds its metrics; "" if they are not served."""
         metrics.serve(fleet, self._result, self._newcomers)
         self._snapshot: dict[str, Any] = {}
         self._error: BaseException | None = None

@@ -22,6 +22,7 @@ from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.preemption import leave_on_sigterm
 from bml.cluster.process.training import load, run_training
+from bml.cluster.ray.publishing import Publisher
 from bml.cluster.ray.watching.absence import rays_patience_s
 from bml.cluster.ray.watching.head import HeadWatch
 from bml.cluster.server.carrier import networks
@@ -66,6 +67,8 @@ class ServerActor:
             self._obstacle = error
             return
         leave_on_sigterm(self._server)
+        if spec.metrics_on_ray:
+            Publisher(self._server)
         if place is None:  # on machines of their own
             HeadWatch.of_this_cluster(self._leave_without_head)
 

@@ -1,0 +1,1 @@
+"""What there is about metrics on the command line: `bml metrics`."""

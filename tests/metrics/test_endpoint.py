@@ -1,0 +1,150 @@
+"""The endpoint in the launcher: its address, what it serves, and that it is gone afterwards."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import bml
+from bml.cluster.launcher.metrics import Endpoint, Facts, address_of, families
+from bml.metrics.samples import Distribution, Sample
+from bml.metrics.table import METRICS
+from bml.topology.errors import FabricError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (9400, ("127.0.0.1", 9400)),
+        ("9400", ("127.0.0.1", 9400)),
+        ("10.0.0.1:80", ("10.0.0.1", 80)),
+        ("[::1]:0", ("::1", 0)),
+        ("host.example:65535", ("host.example", 65535)),
+    ],
+)
+def test_an_address(text: str | int, address: tuple[str, int]) -> None:
+    assert address_of(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "x", ":9400", "1.2.3.4:", "65536", "-1", "a:b", "٣", 1.5, True])
+def test_what_is_no_address(text: Any) -> None:
+    with pytest.raises(UsageError, match="give a port"):
+        address_of(text)
+
+
+def read(url: str) -> dict[str, Any]:
+    """What Prometheus' own parser makes of a scrape: (name, labels) -> value."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+class Servers:
+    """A fleet of which only some servers answer; it counts how often it was asked."""
+
+    spares = SimpleNamespace(left=2)
+
+    def __init__(self, answers: dict[int, list[Sample]]):
+        self.answers, self.asked = answers, 0
+
+    def ask(self, request: tuple[str, str], patience: Any) -> dict[int, dict[str, Any]]:
+        assert request == ("metrics", "")
+        self.asked += 1
+        return {server: {"samples": samples} for server, samples in self.answers.items()}
+
+
+def result(*servers: int, dead: tuple[int, ...] = ()) -> Any:
+    return SimpleNamespace(
+        spec=SimpleNamespace(job="one", servers=servers), dead=dict.fromkeys(dead, "why"), reports={}
+    )
+
+
+NEWCOMERS: Any = SimpleNamespace(incarnations={})
+
+
+def test_it_serves_what_servers_say_and_closes() -> None:
+    fleet: Any = Servers({0: [Sample("bml_steps_total", (), 7), Sample("bml_view_epoch", (), 2)]})
+    endpoint = Endpoint(("127.0.0.1", 0))
+    try:
+        assert endpoint.url.startswith("http://127.0.0.1:")
+        assert read(endpoint.url) == {}, "no job yet"
+        endpoint.serve(fleet, result(0, 1, 4, dead=(4,)), NEWCOMERS)
+        found = read(endpoint.url)
+        for _ in range(20):
+            assert read(endpoint.url) == found
+        assert fleet.asked <= 2, "many scrapes cost a job no more than one"
+    finally:
+        endpoint.close()
+        endpoint.close()
+    job = ("job", "one")
+    assert found == {
+        ("bml_steps_total", job, ("server", "0")): 7,
+        ("bml_view_epoch", job, ("server", "0")): 2,
+        ("bml_server_answers", job, ("server", "0")): 1,
+        ("bml_server_answers", job, ("server", "1")): 0,
+        ("bml_servers_lost", job): 1,
+        ("bml_spares", job): 2,
+    }
+    with pytest.raises(urllib.error.URLError):
+        read(endpoint.url)
+
+
+def test_of_a_silent_server_the_counters_stay() -> None:
+    kept = {4: [Sample("bml_steps_total", (), 9), Sample("bml_queued_bytes", ("0",), 100)]}
+    found = {
+        (sample.name, sample.labels.get("server")): sample.value
+        for family in families(Facts("one", {}, [4], 0, 0), kept)
+        for sample in family.samples
+    }
+    assert found[("bml_steps_total", "4")] == 9
+    assert found[("bml_server_answers", "4")] == 0
+    assert ("bml_queued_bytes", "4") not in found
+
+
+def test_a_histogram_has_all_buckets() -> None:
+    metric = METRICS["bml_noticed_seconds"]
+    value = Distribution(list(range(1, len(metric.bounds) + 2)), 3.5)
+    kept = {0: [Sample(metric.name, (), value)]}
+    samples = [
+        sample
+        for family in families(Facts("one", kept, [], 0, 0), kept)
+        for sample in family.samples
+        if sample.name.startswith(metric.name)
+    ]
+    buckets = {sample.labels["le"]: sample.value for sample in samples if sample.name.endswith("_bucket")}
+    assert {float(le): value for le, value in buckets.items()} == dict(
+        zip((*metric.bounds, float("inf")), value.cumulative, strict=True)
+    )
+    sums = {sample.name: sample.value for sample in samples if not sample.name.endswith("_bucket")}
+    assert sums == {f"{metric.name}_sum": 3.5, f"{metric.name}_count": value.cumulative[-1]}
+
+
+def test_a_taken_port_is_said_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(FabricError, match=rf"127\.0\.0\.1:{port}: Address already in use.*another port"):
+            bml.start(print, launcher="processes", metrics=port)
+
+
+def test_rays_endpoint_is_for_ray() -> None:
+    with pytest.raises(UsageError, match="give a port"):
+        bml.start(print, launcher="processes", metrics="ray")
+
+
+def test_without_prometheus_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(UsageError, match=r"bml\[metrics\]"):
+        Endpoint(("127.0.0.1", 0))
