@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bml.metrics.table import METRICS
+from bml.metrics.table import METRICS, TABLE
 
 _WIDTH, _HEIGHT = 8, 7  # three panels in a row of Grafana's 24 columns
 _SCHEMA_VERSION = 39
@@ -28,7 +28,7 @@ class Panel(NamedTuple):
 
     @property
     def help(self) -> str:
-        """What its metrics are."""
+        """What its metrics are, in words."""
         names = dict.fromkeys(name.removesuffix("_bucket") for name in self.metrics)
         return " ".join(METRICS[name].help for name in names)
 
@@ -100,6 +100,8 @@ PANELS = tuple(panel for row in _ROWS.values() for panel in row)
 def dashboard(ray: bool = False) -> dict[str, Any]:
     """Return the dashboard; with `ray` for Ray's endpoint, where all names begin with `ray_`.
 
+    The metrics of the launcher are not there.
+
     The variable `label` is the label with the job's name: `job`, or `exported_job` if Prometheus scrapes
     without `honor_labels`.
     """
@@ -134,7 +136,9 @@ def _variables(labels: tuple[str, ...], ray: bool) -> Iterator[dict[str, Any]]:
 
 def _panels(ray: bool) -> Iterator[dict[str, Any]]:
     y, number = 0, 0
-    for title, panels in _ROWS.items():
+    for title, row in _ROWS.items():
+        panels = [_of_servers(panel) for panel in row] if ray else row
+        panels = [panel for panel in panels if panel.queries]
         number += 1
         yield {
             "id": number, "type": "row", "title": title, "collapsed": False, "panels": [],
@@ -170,6 +174,14 @@ def _panel(panel: Panel, number: int, place: dict[str, int], ray: bool) -> dict[
         },
         "targets": targets,
     }
+
+
+def _of_servers(panel: Panel) -> Panel:
+    """The panel without the metrics of the launcher."""
+    launchers = {metric.name for metric in TABLE if not metric.of_servers}
+    return panel._replace(
+        queries=tuple(each for each in panel.queries if not launchers & {*_NAME.findall(each[0])})
+    )
 
 
 def _named(query: str, ray: bool) -> str:
