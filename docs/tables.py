@@ -14,6 +14,7 @@ from pathlib import Path
 from bml.cli.compare import as_markdown, papers
 from bml.faults import AtOnce, Fault
 from bml.faults.kinds import KINDS
+from bml.metrics.table import TABLE
 from bml.schedule.algorithms.registry import registered
 
 DOCS = Path(__file__).resolve().parent
@@ -52,10 +53,21 @@ def comparison() -> Iterator[str]:
     yield "\n\n".join(as_markdown(grid) for grid in papers())
 
 
+def metrics() -> Iterator[str]:
+    """A row for each metric."""
+    yield "| name | kind | unit | labels | what it is | counted by |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for metric in TABLE:
+        labels = ", ".join(f"`{label}`" for label in metric.all_labels)
+        what = f"{metric.kind} | {metric.unit} | {labels} | {metric.help} | {metric.source}"
+        yield f"| `{metric.name}` | {what} |"
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "algorithms": algorithms,
     "comparison": comparison,
     "fault kinds": fault_kinds,
+    "metrics": metrics,
 }
 
 
