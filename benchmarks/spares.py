@@ -93,6 +93,7 @@ def trial(launcher: str, transport: str, state_nbytes: int) -> list[list[float]]
             train, FABRIC, launcher=launcher, transport=transport, start_s=WITHIN_S, spares=len(VICTIMS)
         ) as job:
             until(lambda: job.status()["spares"] == len(VICTIMS), job)
+            until(lambda: job.status()["servers"][0].get("step", 0) >= 20, job)
             killed = []
             for number, server in enumerate(VICTIMS):
                 killed.append(kill(job, server))
