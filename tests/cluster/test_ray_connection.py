@@ -221,7 +221,7 @@ def test_a_ray_that_does_not_come_up_leaves_nothing_and_is_a_start_error(
     monkeypatch.setattr(ray_own.ray_auth, "forget", lambda: None)
     monkeypatch.setattr(ray_own, "ray", Ray())
     try:
-        with pytest.raises(StartError, match="cannot be started on this machine.*timed out during startup"):
+        with pytest.raises(StartError, match=r"cannot be started on this machine.*timed out during startup"):
             ray_own.OwnRay(prints=False)
         ours, other = started
         assert ours.poll() is not None
