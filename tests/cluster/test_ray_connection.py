@@ -214,8 +214,8 @@ def test_a_ray_that_does_not_come_up_leaves_nothing_and_is_a_start_error(
             return False
 
         def init(self, _temp_dir: str, **settings: Any) -> None:
-            for name in (f"{_temp_dir}/session", "other"):
-                started.append(subprocess.Popen(["sh", "-c", "sleep 60; :", name]))
+            command = [sys.executable, "-c", "import time; time.sleep(60)"]
+            started.extend(subprocess.Popen([*command, name]) for name in (f"{_temp_dir}/session", "other"))
             raise Exception("The current node timed out during startup.")  # as Ray does
 
     monkeypatch.setattr(ray_own.ray_auth, "forget", lambda: None)
