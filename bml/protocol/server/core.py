@@ -335,7 +335,7 @@ class ServerCore:
             case msg.Install(_, epoch):
                 return self._install(now) if self._may_install(epoch) else []
             case msg.Evict() if self._learner is not None and self.view is None:
-                return []  # it was never in: it waits on, to be let in by another view
+                return self._left_out()
             case msg.Evict(_, epoch, reason):
                 return self._steps.stop(Evicted(f"server {self.server} is out of view {epoch}: {reason}"))
             case msg.Abort(_, kind, text, server):
@@ -354,6 +354,14 @@ class ServerCore:
             *([Tell(self._leaving)] if self._leaving else []),
             *self._steps.learning(),
         ]
+
+    def _left_out(self) -> list[Instruction]:
+        """This joiner was never in, and waits on, to be let in by another view.
+
+        If it answered too late to be in this one, the coordinator has forgotten it: so it asks again.
+        """
+        asks = self._member.ready and not self._outcome.outcome and not self._leaving
+        return [Tell(self._status(self._term, 0))] if asks else []
 
     def _shut_down(self) -> list[Instruction]:
         if self._outcome.outcome or self._member.stopped:
