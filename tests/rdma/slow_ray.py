@@ -1,14 +1,15 @@
-"""A Ray on this machine that has time: software emulation is some 30 times slower than what Ray's limits expect.
+"""A Ray on this machine that has time: in software emulation all is some 30 times slower than Ray expects.
 
-Everything that the job uses is Ray's own: control store, raylets, workers. Left out is what it does not use, as
-each is a Python that imports for minutes: dashboard, log monitor, autoscaler, and the two agents of every node,
-one for metrics and one for packages that a job would have installed. Without them a raylet reads no ports
-from files, for which it waits 15 s, whatever is set.
+Everything that the job uses is Ray's own: control store, raylets, workers. Left out is what it does not use,
+as each is a Python that imports for minutes: dashboard, log monitor, autoscaler, and the two agents of every
+node, one for metrics and one for packages that a job would have installed. A raylet waits 15 s, whatever is
+set, for the files with the ports of its agents, so these are written before it starts.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from typing import Any
 from unittest.mock import patch
 
 import ray
-from ray._private import services
+import worker_template
+from ray._private import services, utils
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 from ray._raylet import (
@@ -30,8 +32,8 @@ from ray._raylet import (
 from ray_settings import STARTS_S
 from worker_template import WorkerTemplate
 
-import worker_template
-
+#: What workers import when they have started, to be imported before they are forked.
+_LATE = ("bml.cluster.ray.actors", "ray._common.usage.usage_lib")
 _STORE_NBYTES = 80_000_000
 _PORTS = (
     METRICS_AGENT_PORT_NAME,
@@ -70,13 +72,17 @@ def _patient_get_node(get_node: Any, gcs_address: str, node_id: str) -> Any:
 
 def _start_without_agents(start: Any, command: list[str], *arguments: Any, **options: Any) -> Any:
     """Start one of Ray's processes; the agents of a raylet are processes that do nothing."""
-    command = [next((each + _NO_AGENT for each in _AGENTS if word.startswith(each)), word) for word in command]
+    command = [
+        next((each + _NO_AGENT for each in _AGENTS if word.startswith(each)), word) for word in command
+    ]
     return start(command, *arguments, **options)
 
 
 @contextmanager
 def slow_ray(folder: Path, servers: int, first_port: int = 30_000) -> Iterator[str]:
-    """A head, and a node for each of these servers; the address of the head. This process has no threads yet."""
+    """A head, and a node for each of so many servers; the head's address. This process has no threads yet."""
+    for name in _LATE:
+        importlib.import_module(name)
     template = WorkerTemplate(folder)
     nodes: list[Node] = []
     try:
@@ -87,6 +93,8 @@ def slow_ray(folder: Path, servers: int, first_port: int = 30_000) -> Iterator[s
                 "start_ray_process",
                 functools.partial(_start_without_agents, services.start_ray_process),
             ),
+            # Agents need packages, and to look whether they are there means to import them.
+            patch.object(utils, "get_dashboard_dependency_error", return_value=ImportError("not looked for")),
         ):
             for number in range(servers + 1):
                 nodes.append(_node(folder, number, nodes[0].gcs_address if nodes else None, first_port))

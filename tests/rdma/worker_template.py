@@ -1,8 +1,8 @@
 """Ray's worker processes as forks of one process that has imported everything.
 
-Ray starts two Pythons for a worker, one after the other, and both import Ray: in software emulation that is
-minutes for each actor. Here Ray starts this file instead (`RayParams.setup_worker_path`), which takes a second.
-It asks the template for a process, and lives as long as that does. What runs in the fork is Ray's own worker.
+Ray starts two Pythons for a worker, one after the other, and both import Ray: in software emulation that
+takes minutes for each actor. Here Ray starts this file instead (`RayParams.setup_worker_path`). It asks the
+template for a process, and lives as long as that does. What runs in the fork is Ray's own worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ADDRESS = "BML_RDMA_TEMPLATE"
 
 
 def ask() -> None:
-    """Have the template fork a worker with this process's arguments and environment; return when it has ended."""
+    """Have the template fork a worker with this process's arguments and environment; return at its end."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(os.environ[ADDRESS])
         wanted = {"arguments": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd()}
@@ -29,7 +29,7 @@ def ask() -> None:
 
 
 class WorkerTemplate:
-    """Forks this process, which has no other thread yet. `close` ends the fork; workers end with their raylet."""
+    """Forks this process, which has no other thread yet. `close` ends the fork; workers end with raylets."""
 
     def __init__(self, folder: Path):
         path = str(folder / "template")
