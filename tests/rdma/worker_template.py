@@ -14,7 +14,7 @@ import socket
 import sys
 from pathlib import Path
 
-ADDRESS = "BML_RDMA_TEMPLATE"
+ADDRESS = "RDMA_TEST_TEMPLATE"
 """The variable with the path of the template's socket, which Ray's processes inherit."""
 
 
