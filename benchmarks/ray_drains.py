@@ -50,12 +50,12 @@ def train(session: Any) -> int:
     return steps
 
 
-def until(what: Callable[[], Any], why: str) -> Any:
+def until(what: Callable[[], Any], why: str, job: Any) -> Any:
     """Return the first true value of a function."""
     deadline = time.monotonic() + _WITHIN_S
     while not (found := what()):
         if time.monotonic() > deadline:
-            raise SystemExit(f"not within {_WITHIN_S:.0f} s: {why}")
+            raise SystemExit(f"not within {_WITHIN_S:.0f} s: {why}; the job is {job.status()}")
         time.sleep(0.02)
     return found
 
@@ -84,6 +84,13 @@ class Seen:
         return len(last["members"]) == SERVERS and not last["learners"]
 
 
+def has_ended(node: str) -> bool:
+    """Whether Ray has this node no more."""
+    import ray
+
+    return all(each["NodeID"] != node or not each["Alive"] for each in ray.nodes())
+
+
 def drained(cluster: Any, seen: Seen, job: Any, server: int, deadline_s: float) -> tuple[float, float, float]:
     """Drain the node of a server; return the seconds until it had left, the node ended, and it was back."""
     import ray
@@ -95,12 +102,12 @@ def drained(cluster: Any, seen: Seen, job: Any, server: int, deadline_s: float) 
     accepted, why = GcsClient(address=cluster.address).drain_node(node, _PREEMPTION, "a benchmark", ends_ms)
     if not accepted:
         raise SystemExit(f"Ray does not drain: {why}")
-    left = until(lambda: seen.without(server, begun), f"server {server} left") - begun
-    until(lambda: all(each["NodeID"] != node or not each["Alive"] for each in ray.nodes()), "the node ended")
+    left = until(lambda: seen.without(server, begun), f"server {server} left", job) - begun
+    until(lambda: has_ended(node), "the node ended", job)
     ended = time.monotonic() - begun
     cluster.remove_node(next(each for each in cluster.worker_nodes if each.node_id == node))
     cluster.add_node(num_cpus=1, object_store_memory=_STORE_NBYTES)
-    until(seen.is_whole, f"server {server} came again")
+    until(seen.is_whole, f"server {server} came again", job)
     return left, ended, time.monotonic() - begun
 
 
@@ -137,7 +144,7 @@ def main(drains: int, deadline_s: float) -> None:
             start_s=_WITHIN_S,
             on_change=seen.changed,
         ) as job:
-            until(seen.is_whole, "all servers came")
+            until(seen.is_whole, "all servers came", job)
             for number in range(drains):
                 left, ended, back = drained(cluster, seen, job, number % SERVERS, deadline_s)
                 found.append((left, ended, back))

@@ -22,6 +22,7 @@ from bml.cli.compare import show as show_comparison
 from bml.cli.draw import draw
 from bml.cli.output import current
 from bml.cli.printed import check_writable
+from bml.cli.survey import command as survey
 from bml.cluster.spec.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
@@ -85,10 +86,36 @@ class Report:
     "--compare",
     "comparing",
     is_flag=True,
-    help="Compare all algorithms; without FABRIC, on the papers' fabrics.",
+    help="Compare algorithms; without FABRIC, on the papers' fabrics; with --survey, fabrics of a size.",
 )
+@click.option(
+    "--survey",
+    "most_failures",
+    type=click.IntRange(1, 8),
+    metavar="F",
+    help="Say what any 1 to F failures would cost.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(10, 10**6),
+    default=400,
+    show_default=True,
+    help="With --survey: if more sets of failures than this differ, look at so many random ones.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="With --survey: seed of the random ones."
+)
+@click.option(
+    "--mtbf", metavar="TEXT", help="With --survey: time to a failure, server=1y,link=90d,switch=5y."
+)
+@click.option("--mttr", metavar="TEXT", help="With --survey: time to repair, 4h or by kind as --mtbf.")
 @click.option("--markdown", is_flag=True, help="Print the tables of --compare as Markdown.")
-@click.option("--draw", "picture", type=click.Path(path_type=Path), help="Draw trees into an .svg or .png.")
+@click.option(
+    "--draw",
+    "picture",
+    type=click.Path(path_type=Path),
+    help="Draw trees, or the survey, into an .svg or .png.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_context
 def plan(
@@ -100,6 +127,11 @@ def plan(
     rate: tuple[str, ...],
     constants: Path | None,
     comparing: bool,
+    most_failures: int | None,
+    samples: int,
+    seed: int,
+    mtbf: str | None,
+    mttr: str | None,
     markdown: bool,
     picture: Path | None,
     as_json: bool,
@@ -112,6 +144,7 @@ def plan(
       bml plan bcube:4x2 --bytes 16KiB
       bml plan torus:4x2 --compare
       bml plan bcube:4x2 --algorithm detour --fail server:0 --draw trees.svg
+      bml plan bcube:4x2 --survey 3 --mtbf server=1y,link=1y,switch=5y --mttr 4h
     """
     if fabric is None:
         if not comparing:
@@ -119,6 +152,17 @@ def plan(
         show_comparison(papers(), _form(as_json, markdown))
         return
     wanted = parse(fabric).with_rates(parse_rates(rate)).without(*fail)
+    if most_failures is not None:
+        if size is not None or markdown:
+            raise UsageError("--survey gives times in T, whatever the size: leave out --bytes and --markdown")
+        survey.run(
+            survey.Wanted(
+                wanted, most_failures, algorithm, samples, seed, mtbf, mttr, comparing, picture, as_json
+            )
+        )
+        return
+    if mtbf is not None or mttr is not None:
+        raise UsageError("--mtbf and --mttr go with --survey F")
     if comparing:
         show_comparison([of_fabric(wanted)], _form(as_json, markdown))
         return

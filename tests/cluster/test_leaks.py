@@ -33,7 +33,7 @@ VIEWS = int(os.environ.get("BML_SOAK_VIEWS", "60"))
 WARM = 30
 DEADLINE_S = 20.0
 COMES_AND_GOES = 3
-#: What is kept up to a bound (here a low one): times of commits and views for the report, inputs for a replay.
+#: What is kept up to a bound (here a low one): commits and views for the report, inputs for a replay.
 FEW = 16
 FEW_INPUTS = 1 << 9
 KEPT = ("commit_at_s", "views", "log")

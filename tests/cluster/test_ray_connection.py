@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,3 +199,34 @@ def test_a_ray_of_ones_own_leaves_nothing_in_this_process(
     assert len(seen["folder"]) < 50
     own.stop()
     assert not Path(seen["folder"]).exists()
+
+
+def test_a_ray_that_does_not_come_up_leaves_nothing_and_is_a_start_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine with much load: Ray gives its own processes 30 s, and lets them run when they are late."""
+    from bml.cluster.ray import own as ray_own
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Ray:
+        def is_initialized(self) -> bool:
+            return False
+
+        def init(self, _temp_dir: str, **settings: Any) -> None:
+            command = [sys.executable, "-c", "import time; time.sleep(60)"]
+            started.extend(subprocess.Popen([*command, name]) for name in (f"{_temp_dir}/session", "other"))
+            raise Exception("The current node timed out during startup.")  # as Ray does
+
+    monkeypatch.setattr(ray_own.ray_auth, "forget", lambda: None)
+    monkeypatch.setattr(ray_own, "ray", Ray())
+    try:
+        with pytest.raises(StartError, match=r"cannot be started on this machine.*timed out during startup"):
+            ray_own.OwnRay(prints=False)
+        ours, other = started
+        assert ours.poll() is not None
+        assert other.poll() is None, "it is not of that Ray"
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

@@ -70,6 +70,22 @@ def test_a_report_that_ray_has_lost_is_asked_for_again(ray: FakeRay, fleet: Any)
     assert waits_for(fleet, len) == [Reported(report(1))]
 
 
+def test_a_server_that_is_ended_is_not_asked_for_its_report_again(
+    ray: FakeRay, fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the thread that waits for reports finds no actor, and the job ends with a KeyError."""
+    ray.answers["ServerActor 1", "run"] = unavailable()
+    waits(fleet, lambda: fleet._reports._unheard)
+
+    def meanwhile(actor: Any) -> None:
+        until_s = time.monotonic() + 0.1
+        waits(fleet, lambda: time.monotonic() > until_s)
+
+    monkeypatch.setattr(ray, "kill", meanwhile)
+    fleet._end(1)
+    assert fleet._reports.running() == {0}
+
+
 def test_a_coordinator_that_ray_does_not_reach_is_replaced_only_if_it_stays_silent(
     ray: FakeRay, fleet: Any
 ) -> None:

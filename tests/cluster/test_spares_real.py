@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,10 @@ def wait_for(condition: Any) -> Any:
 def test_a_spare_takes_the_place_of_a_dead_server_and_the_next_one_stays_lost(
     launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if launcher == "ray":
-        pytest.skip("not understood yet: the spare's imports were awaited for 90 s in 2 of 4 runs")
     importers, go = tmp_path / "importers", tmp_path / "go"
     (tmp_path / "slowly_imported.py").write_text(MODULE.format(file=str(importers)))
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "slowly_imported", raising=False)  # that of the other launcher's test
     import slowly_imported  # type: ignore[import-not-found]
 
     def train(session: bml.Session) -> Any:
@@ -65,7 +65,7 @@ def test_a_spare_takes_the_place_of_a_dead_server_and_the_next_one_stays_lost(
     with bml.start(
         train, "bcube:2x2", launcher=launcher, transport="tcp", start_s=120, spares=1, faults=faults
     ) as job:
-        wait_for(lambda: len(importers.read_text().split()) == 1 + 4 + 1)  # the launcher, servers, the spare
+        wait_for(lambda: len(importers.read_text().split()) >= 1 + 4 + 1)  # the launcher, servers, the spare
         wait_for(lambda: job.status()["spares"] == 1)
         status = job.status()
         go.touch()

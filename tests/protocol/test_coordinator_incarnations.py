@@ -228,6 +228,21 @@ def test_a_joiner_that_does_not_answer_is_not_asked_again(without: Driver) -> No
     assert without.tick(1.0) == []
 
 
+def test_a_joiner_that_accepts_too_late_is_let_in_when_it_asks_again(without: Driver) -> None:
+    without.heard(0, msg.Progress(0, 2))
+    comes_again(without)
+    without.answer()
+    proposal, epoch = without.ballot.proposal, without.core._known.epoch
+    without.accept(*(server for server in without.asked() if server != COMER))
+    assert posts(msg.Freeze, without.tick(TIMES.answer_s)) == [0, 1, 3, 4, 5, 6, 7, 8]
+    assert without.heard(COMER, msg.Accepted(COMER, without.term, epoch)) == [], "that view is given up"
+    assert COMER in posts(msg.Evict, agree(without))
+    without.at[COMER]["accepted"] = proposal
+    assert COMER in posts(msg.Freeze, without.heard(COMER, without.status(COMER)))
+    agree(without)
+    assert COMER in without.core.members
+
+
 def test_a_learner_that_caught_up_in_an_older_view_has_not_in_this(without: Driver) -> None:
     """The step that it had followed may have been tried again since."""
     comes_again(without)

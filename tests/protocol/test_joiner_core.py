@@ -48,8 +48,33 @@ def head_frame(dest: int = ME) -> Header:
     return Header(Kind.HEAD, EPOCH, 4, DONOR, dest, 0, 0, 10, 10)
 
 
+def told_to_go(core: ServerCore) -> list[msg.ToCoordinator]:
+    """What the server says when it is evicted."""
+    done = core.handle(ev.Control(msg.Evict(0, 3, "no answer within 0.75 s")), 0.0)
+    assert all(isinstance(each, ev.Tell) for each in done), "it waits on"
+    return [each.message for each in done if isinstance(each, ev.Tell)]
+
+
 def test_an_eviction_before_the_first_view_is_waited_out() -> None:
-    assert joiner().handle(ev.Control(msg.Evict(0, 3, "another incarnation")), 0.0) == []
+    assert told_to_go(joiner()) == [], "it may still be importing: it has not asked yet"
+
+
+def test_a_joiner_that_is_left_out_of_a_view_asks_again_to_be_let_in() -> None:
+    """The coordinator forgets a joiner that accepts a view too late; nothing else would remind it."""
+    core = joiner()
+    core.handle(ev.Ready(), 0.0)
+    core.handle(ev.Control(msg.Freeze(0, 2, "why")), 0.0)
+    (said,) = told_to_go(core)
+    assert isinstance(said, msg.Status)
+    assert (said.ready, said.installed, said.incarnation) == (True, None, msg.Incarnation(ME, 1))
+
+
+@pytest.mark.parametrize("event", [ev.Ended("done", ""), ev.Leaving("asked to")])
+def test_a_joiner_that_goes_does_not_ask_again(event: ev.Event) -> None:
+    core = joiner()
+    core.handle(ev.Ready(), 0.0)
+    core.handle(event, 0.0)
+    assert told_to_go(core) == []
 
 
 def test_a_learner_that_is_evicted_ends() -> None:

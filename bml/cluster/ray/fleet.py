@@ -217,12 +217,12 @@ class RayFleet:
 
     def _end(self, server: int) -> None:
         """End the processes of a server, also of a frozen one, which does not react to Ray."""
+        self._reports.forget(server)  # first, as another thread may be about to ask it for its report again
         actor = self._actors.pop(server, None)  # another thread may end it, too
         if actor is not None:
             with suppress(RayError):
                 ray.kill(actor)
         self._let_go(server, kill=True)
-        self._reports.forget(server)
 
     def machine_lost(self, server: int, why: str) -> Died | None:
         """Note the death of a machine, which Ray notices much later. None if its server had already ended."""

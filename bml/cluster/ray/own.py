@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from contextlib import suppress
 
+import psutil
 import ray
 
 from bml.cluster.fleets.fork_server import LONG_COPIES
@@ -13,6 +15,7 @@ from bml.cluster.fleets.ownfolder import OwnFolder
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.ray import auth as ray_auth
 from bml.cluster.ray import environment
+from bml.errors import StartError
 
 NAMESPACE = "bml"
 OBJECT_STORE_NBYTES = 100 << 20
@@ -21,10 +24,15 @@ OBJECT_STORE_NBYTES = 100 << 20
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 #: In a folder with a longer name Ray's sockets would have longer names than sockets can have.
 _MOST_FOLDER = 26
+#: How long processes of a Ray that did not come up may take to end when they are killed, in seconds.
+_ENDING_S = 3.0
 
 
 class OwnRay:
-    """Starts a Ray with a token of its own, and this process as its driver; `stop` ends it."""
+    """Starts a Ray with a token of its own, and this process as its driver; `stop` ends it.
+
+    Raises StartError if Ray does not come up; nothing of it is left then.
+    """
 
     def __init__(self, prints: bool):
         place = tempfile.gettempdir()
@@ -42,9 +50,30 @@ class OwnRay:
                     log_to_driver=prints,
                     _temp_dir=self._folder.path,
                 )
-        except BaseException:
+        except BaseException as error:
+            self._end_half_started()
             self.stop()
-            raise
+            if not isinstance(error, Exception):
+                raise
+            raise StartError(
+                f"Ray cannot be started on this machine, or is too slow there: {error} (the launcher "
+                "`processes` does without Ray)"
+            ) from error
+
+    def _end_half_started(self) -> None:
+        """End the processes of a Ray that did not come up: Ray leaves them until this process ends."""
+        if ray.is_initialized():
+            return
+        left = [each for each in psutil.Process().children(recursive=True) if self._is_ours(each)]
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, _ENDING_S)
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        with suppress(psutil.Error):
+            return any(self._folder.path in each for each in process.cmdline())
+        return False
 
     def stop(self) -> None:
         """End it, and remove its folder. Idempotent."""

@@ -323,11 +323,8 @@ class ServerCore:
         match message:
             case msg.Who():
                 # The status last: a coordinator that has all of them knows what all servers suspect.
-                return [
-                    *self._watch.for_new_coordinator(now),
-                    *self._earlier_messages(),
-                    Tell(self._status(term, 0)),
-                ]
+                suspected = self._watch.for_new_coordinator(now)
+                return [*suspected, *self._earlier_messages(), Tell(self._status(term, 0))]
             case msg.Freeze():
                 return self._freeze(message, now)
             case msg.Propose():
@@ -335,13 +332,15 @@ class ServerCore:
             case msg.Install(_, epoch):
                 return self._install(now) if self._may_install(epoch) else []
             case msg.Evict() if self._learner is not None and self.view is None:
-                return []  # it was never in: it waits on, to be let in by another view
+                return self._left_out()
             case msg.Evict(_, epoch, reason):
                 return self._steps.stop(Evicted(f"server {self.server} is out of view {epoch}: {reason}"))
             case msg.Abort(_, kind, text, server):
                 return self._steps.stop(job_error(kind, text, server))
+            case msg.Shutdown() if self._outcome.outcome or self._member.stopped:
+                return [ev.Exit()]
             case msg.Shutdown():
-                return self._shut_down()
+                return self._steps.stop(Evicted(f"server {self.server} is out: the others ended without it"))
             case msg.Returned(_, server, step):
                 return self._steps.returned(server, step)
             case msg.Noted() | msg.Inject():
@@ -355,10 +354,10 @@ class ServerCore:
             *self._steps.learning(),
         ]
 
-    def _shut_down(self) -> list[Instruction]:
-        if self._outcome.outcome or self._member.stopped:
-            return [ev.Exit()]
-        return self._steps.stop(Evicted(f"server {self.server} is out: the others ended the job without it"))
+    def _left_out(self) -> list[Instruction]:
+        """Wait to be let in by another view; a coordinator forgets a late joiner, so ask again."""
+        asks = self._member.ready and not self._outcome.outcome and not self._leaving
+        return [Tell(self._status(self._term, 0))] if asks else []
 
     def _may_install(self, epoch: int) -> bool:
         return self._member.stopped is None and self._member.may_install(epoch)

@@ -1,0 +1,1 @@
+"""`bml plan --survey`: the command, its tables and its picture."""

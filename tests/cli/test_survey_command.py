@@ -1,0 +1,54 @@
+"""`bml plan --survey`: its JSON, its tables, its picture, and how it ends on bad input."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from bml.cli import main
+from bml.schedule import plan
+from bml.topology import parse
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["plan", *arguments])
+
+
+def test_json_has_a_row_for_each_number_of_failures():
+    result = run("bcube:2x2", "--survey", "2", "--mtbf", "link=90d", "--mttr", "4h", "--json")
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)["surveys"]
+    assert [(row["failures"], row["sets"], row["exact"]) for row in found["rows"]] == [
+        (0, 1, True),
+        (1, 16, True),
+        (2, 120, True),
+    ]
+    worst = found["rows"][1]["worst"][0]
+    assert worst["gst"] == float(plan(parse("bcube:2x2").without(*worst["failures"])).gst())
+    assert 0 < found["expected"]["low"] <= found["expected"]["high"] <= found["expected"]["healthy"] + 1e-3
+
+
+def test_tables_of_fabrics_of_one_size_and_a_picture(tmp_path):
+    picture = tmp_path / "survey.svg"
+    result = run("switch:4", "--survey", "1", "--compare", "--draw", str(picture))
+    assert result.exit_code == 0, result.output
+    assert all(name in result.output for name in ("switch:4", "bcube:2x2", "fattree:4/4"))
+    assert "switch:0/0: falls apart, 1 of 4 stay together (no other like this)" in result.output
+    assert picture.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("bcube:2x2", "--survey", "1", "--bytes", "1MiB"), "leave out --bytes"),
+        (("bcube:2x2", "--survey", "1", "--mtbf", "1y"), "belong together"),
+        (("bcube:2x2", "--survey", "1", "--mtbf", "soon", "--mttr", "1h"), "write a time such as 4h"),
+        (("bcube:2x2", "--mtbf", "1y", "--mttr", "1h"), "go with --survey"),
+        (("switch:2", "--survey", "6"), "5 parts, 6 of them cannot fail"),
+        (("bcube:2x2", "--survey", "1", "--algorithm", "magic"), "magic"),
+    ],
+)
+def test_bad_input_is_said(arguments, said):
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.output
