@@ -84,6 +84,7 @@ def start(
     if not callable(train):
         raise UsageError(f"{train!r:.80} cannot be called: give the training function, train(session)")
     file = None if record is None else file_to_write(record)
+    constants, constants_from = load_constants()
     texts = [faults] if isinstance(faults, str | Fault) else faults
     spec = JobSpec(
         fabric,
@@ -97,7 +98,8 @@ def start(
         traffic_class=None if traffic_class is None else traffic_class_of(traffic_class),
         spares=spares,
         rejoin=rejoin,
-        constants=load_constants()[0],
+        constants=constants,
+        constants_from=constants_from,
         trace=trace,
         record=record is not None,
         kept_mib=kept_mib,

@@ -23,6 +23,7 @@ from bml.cluster.fleets.fleet import (
 )
 from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
+from bml.cluster.launcher.foretold import foretold
 from bml.cluster.launcher.graces import give_up_at, last_members
 from bml.cluster.launcher.jobsocket import JobSocket
 from bml.cluster.launcher.newcomers import Newcomers, server_of
@@ -130,6 +131,7 @@ class Job:
             "emulated": self.spec.emulated,
             "running": self.running,
             **self._snapshot,
+            **foretold(answers),
             "servers": {**answers, **{server: {"answers": False} for server in silent}},
             "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
             "lost": dict(sorted(self._result.dead.items())),

@@ -296,7 +296,9 @@ class Server:
 
     def view_records(self) -> list[dict[str, object]]:
         """The views this server lived through, for the report."""
-        return view_records(self._shell.core)
+        outlook = self._shell.outlook
+        outlook.look(time.monotonic())
+        return view_records(self._shell.core, outlook.of_view)
 
     @property
     def struck(self) -> tuple[str, ...]:

@@ -90,6 +90,14 @@ class ServerShell(ABC):
         return self.throughput.summary() if self.throughput else {}
 
     @abstractmethod
+    def slice_nbytes(self, nbytes: int) -> int:
+        """Return the length of the slices of a step of so many bytes."""
+
+    @abstractmethod
+    def foretold(self, now: float) -> dict[str, Any]:
+        """Return what the status says of the future."""
+
+    @abstractmethod
     def tell_heard(self) -> None:
         """Tell the core which peers were heard since it was told last."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bml.cluster.server.shell import ServerShell
@@ -64,6 +65,7 @@ def status(shell: ServerShell, now: float) -> dict[str, Any]:
         "shares": shell.shares,
         "checkpoints": shell.checkpoints() if shell.checkpoints else None,
         "sizes": shell.sizes(),
+        **shell.foretold(now),
         "faults": [str(fault) for fault in shell.injection.pending],
     }
 
@@ -78,8 +80,10 @@ def transport_used(opened: Opened) -> dict[str, Any]:
     }
 
 
-def view_records(core: ServerCore) -> list[dict[str, object]]:
-    """The views that a server lived through.
+def view_records(
+    core: ServerCore, foretold: Callable[[int], dict[str, object]] = lambda epoch: {}
+) -> list[dict[str, object]]:
+    """The views that a server lived through, each with what was `foretold` of it.
 
     `at_s`: when each came, in seconds after the first of the job; None if this server did not see that one.
     """
@@ -96,6 +100,7 @@ def view_records(core: ServerCore) -> list[dict[str, object]]:
             "reason": record.view.reason,
             "noticed_s": record.view.noticed_s,
             "recover_s": record.recover_s,
+            **foretold(record.view.epoch),
         }
         for record in core.views
     ]

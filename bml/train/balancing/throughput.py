@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
+from bml.predict.pace import Pace
+
 
 class SizeSummary(TypedDict):
     """The steps of one size: how many, the samples of their batches, and the `seconds` that steps were timed.
@@ -47,6 +49,8 @@ class Throughput:
     def __init__(self, clock: Callable[[], float]):
         self.n_own_steps = 0
         """Steps that no call of the training function asked for; nothing else here counts them."""
+        self.pace = Pace(clock)
+        """The times of single steps."""
         self._clock = clock
         self._sizes: dict[int, _Size] = {}
         self._last_s: float | None = None
@@ -66,6 +70,7 @@ class Throughput:
     def batch(self, size: int, n_samples: int) -> None:
         """A batch with so many samples was committed; its last step had so many contributors."""
         self._sizes[size].samples += n_samples
+        self.pace.shares_work = True
 
     def summary(self) -> dict[int, SizeSummary]:
         """Return the summary of each size, in order."""

@@ -1,0 +1,118 @@
+"""What a server says of the future: a thread looks once a second at what was noted, and predicts.
+
+Steps never wait for it. What it finds is in the status (`bml status`) and in the report.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+from bml.cluster.server.shell import ServerShell
+from bml.cluster.spec.job import JobSpec
+from bml.faults.slowness import slowed
+from bml.predict.pace import Pace
+from bml.predict.remaining import Remaining
+from bml.predict.step_time import Predictor, Wires, modelled, modelled_shared
+from bml.protocol.wire.messages import View
+from bml.schedule import Schedules
+
+_LOG = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+
+
+class Outlook:
+    """Predictions of one server; `shares_memory`: its steps take no links."""
+
+    def __init__(self, shell: ServerShell, spec: JobSpec, shares_memory: bool):
+        self._shell = shell
+        self._spec = spec
+        self._shares_memory = shares_memory
+        self._fabric = spec.parsed_fabric()
+        self._predictor = Predictor(spec.constants_from)
+        self._remaining = Remaining()
+        self._modelled = 0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bml-outlook", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._over.set()
+
+    def status(self, now: float) -> dict[str, Any]:
+        """What is known now, ready for JSON: `predicted` for the view in force, and `remaining` seconds."""
+        pace, epoch = self._pace, self._shell.core.epoch
+        predicted = self._predictor.predictions.get(epoch)
+        rest = self._remaining.rest(now)
+        return {
+            "predicted": None
+            if predicted is None or pace is None
+            else predicted.shown(pace.views.get(epoch)),
+            "remaining": None if rest is None else {"done": self._remaining.done, **asdict(rest)},
+        }
+
+    def of_view(self, epoch: int) -> dict[str, Any]:
+        """What was predicted for the steps of a view, and what they took, for the report."""
+        predicted, pace = self._predictor.predictions.get(epoch), self._pace
+        if predicted is None or pace is None:
+            return {"predicted_s": None, "measured_s": None, "predicted_from": ""}
+        return {
+            "predicted_s": predicted.step_s,
+            "measured_s": predicted.measured_s(pace.views.get(epoch)),
+            "predicted_from": predicted.basis,
+        }
+
+    def look(self, now: float) -> None:
+        """Take in what was noted, and predict what can be. Never raises: a job runs on without predictions."""
+        try:
+            with self._lock:
+                self._look(now)
+        except Exception:
+            _LOG.exception("server %d cannot predict", self._shell.core.server)
+
+    @property
+    def _pace(self) -> Pace | None:
+        return None if self._shell.throughput is None else self._shell.throughput.pace
+
+    def _run(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            self.look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        pace, views = self._pace, self._shell.core.views
+        if pace is None or not views:
+            return
+        pace.look()
+        for view in [record.view for record in views if record.view.epoch >= self._modelled]:
+            if view.epoch > self._modelled:
+                self._predictor.installed(view.epoch, self._model(view))
+            self._predict(view, self._modelled, pace)
+            self._modelled = view.epoch
+        if pace.boundary is not None:
+            self._remaining.note(pace.boundary[0], self._modelled, pace.boundary[1])
+
+    def _predict(self, view: View, before: int, pace: Pace) -> None:
+        known = view.epoch in self._predictor.predictions
+        self._predictor.look(pace.views, len(view.contributors), pace.shares_work)
+        predicted, earlier = self._predictor.predictions.get(view.epoch), pace.views.get(before)
+        if known or predicted is None or earlier is None or before == view.epoch:
+            return
+        took_s = predicted.measured_s(earlier)
+        if took_s:
+            self._remaining.expect(view.epoch, predicted.step_s / took_s)
+
+    def _model(self, view: View) -> Wires:
+        if self._shares_memory:
+            return modelled_shared(len(view.contributors), self._spec.constants)
+        fabric = slowed(self._fabric.without(*view.failures), view.halvings)
+        schedules = Schedules(fabric, self._spec.algorithm, self._spec.constants)
+        return modelled(schedules, self._spec.constants, self._shell.slice_nbytes)

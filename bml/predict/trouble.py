@@ -1,0 +1,292 @@
+"""Which part is about to fail: trends in samples that a server takes once a second. Times are arguments.
+
+A sample alone says little: all that a loaded machine does is late, and a network that is full loses packets.
+So a NIC is compared with its own past and with the server's other NICs at the same time, and only what lasts
+is a trend: `LASTING` of the last `LOOKED_AT` samples. A warning ends when nothing was seen for QUIET_S.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, NamedTuple
+
+LASTING, LOOKED_AT = 3, 5
+QUIET_S = 30.0
+RESENT_SHARE = 0.004
+"""Share of the segments sent again from which on a NIC may be failing, …"""
+RESENT_TIMES = 4.0
+"""… if it is so many times that of the server's other NICs, and of its own past."""
+LEAST_SEGMENTS = 50
+"""In a sample with fewer segments one that is lost says nothing."""
+LATE_INTERVALS = 1.5
+"""Intervals by which the latest heartbeat of a second may be later than those on other NICs."""
+FALLEN_SHARE = 0.65
+"""Of the best rate that a NIC has had for a while, and of what the other NICs keep of theirs."""
+FLAPS, FLAPS_S = 2, 60.0
+"""Times that the carrier may be lost within so many seconds."""
+STALLED_SHARE = 0.1
+"""Share of the time in which some process waited for memory (PSI), …"""
+SWAPPED_PAGES_S = 500.0
+"""… or pages a second that are written to swap."""
+FULL_S = 30.0
+"""Memory that will be full within so many seconds, as it is filling now."""
+HOT_C = 5.0
+"""Degrees below the temperature at which the machine stops."""
+_PAST = 20
+_MIB = 1 << 20
+
+
+class PeerSample(NamedTuple):
+    """What one connection did in a second; None where that is not known.
+
+    `resent` of `sent` segments; `late_s`: how much later than its time the latest heartbeat came, `beats` are
+    those that came; `rate` in bytes per second while bytes waited.
+    """
+
+    sent: int = 0
+    resent: int = 0
+    late_s: float | None = None
+    rate: float | None = None
+
+
+class HostSample(NamedTuple):
+    """What the machine says: shares of 0 to 1, bytes, pages a second, errors since boot, degrees Celsius.
+
+    `headroom_c` is how far the hottest sensor is from the temperature at which the machine stops.
+    """
+
+    stalled_share: float | None = None
+    swapped_pages_s: float | None = None
+    free_nbytes: float | None = None
+    corrected_errors: int | None = None
+    headroom_c: float | None = None
+
+
+@dataclass(frozen=True)
+class Warning:
+    """An early warning of server `server`; `level` is that of its NIC, None: the machine.
+
+    `kind` is resent, late, falling, flaps, memory, errors or heat. `since_s` on the caller's clock.
+    """
+
+    server: int
+    level: int | None
+    kind: str
+    since_s: float
+    text: str
+    evidence: Mapping[str, float]
+
+    def shown(self, now: float) -> dict[str, Any]:
+        """Return it ready for JSON, with its age in seconds."""
+        part = f"server {self.server}" if self.level is None else f"NIC {self.server}/{self.level}"
+        return {
+            "server": self.server,
+            "level": self.level,
+            "part": part,
+            "kind": self.kind,
+            "for_s": round(now - self.since_s, 1),
+            "text": self.text,
+            "evidence": {name: round(value, 6) for name, value in self.evidence.items()},
+        }
+
+
+@dataclass
+class _Signs:
+    """How often a sign was seen in the last samples."""
+
+    seen: deque[bool] = field(default_factory=lambda: deque(maxlen=LOOKED_AT))
+    last_s: float = 0.0
+
+    def add(self, sign: bool, now: float) -> bool:
+        self.seen.append(sign)
+        if sign:
+            self.last_s = now
+        return sum(self.seen) >= LASTING
+
+
+@dataclass
+class _Link:
+    """What is usual on one connection."""
+
+    resent: deque[float] = field(default_factory=lambda: deque(maxlen=_PAST))
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_PAST))
+    fallen: float | None = None
+
+
+class Trouble:
+    """The warnings of `server`. `interval_s` is the time between two heartbeats.
+
+    `sample` is given what was seen since the last sample, and returns new warnings; `warnings` are those that
+    stand.
+    """
+
+    def __init__(self, server: int, interval_s: float):
+        self.warnings: dict[tuple[int, int | None, str], Warning] = {}
+        self._server = server
+        self._interval_s = interval_s
+        self._links: dict[tuple[int, int], _Link] = {}
+        self._signs: dict[tuple[int, int | None, str], _Signs] = {}
+        self._flaps: dict[int, deque[float]] = {}
+        self._host: deque[tuple[float, HostSample]] = deque(maxlen=_PAST)
+        self._new: list[Warning] = []
+
+    def sample(
+        self,
+        peers: Mapping[tuple[int, int], PeerSample],
+        lost_carriers: Mapping[int, int],
+        host: HostSample,
+        now: float,
+    ) -> list[Warning]:
+        """Take in a second: (peer, level) -> its connection, level -> how often it lost its carrier since."""
+        self._new = []
+        self._look_at_resent(peers, now)
+        self._look_at_late(peers, now)
+        self._look_at_rates(peers, now)
+        for level, times in lost_carriers.items():
+            self._look_at_carrier(level, times, now)
+        self._host.append((now, host))
+        self._look_at_host(host, now)
+        for key in [key for key in self.warnings if now - self._signs[key].last_s > QUIET_S]:
+            del self.warnings[key]
+        return self._new
+
+    # --- connections -----------------------------------------------------------------------------
+
+    def _look_at_resent(self, peers: Mapping[tuple[int, int], PeerSample], now: float) -> None:
+        """Segments that were sent again; those of a sample too short to tell count with the next."""
+        shares = {
+            link: each.resent / each.sent for link, each in peers.items() if each.sent >= LEAST_SEGMENTS
+        }
+        bad = {}
+        for link, share in shares.items():
+            past = self._links.setdefault(link, _Link()).resent
+            usual = median(past) if len(past) >= LASTING else 0.0
+            others = _median(each for other, each in shares.items() if other[1] != link[1])
+            if share >= RESENT_SHARE and share >= RESENT_TIMES * max(usual, others):
+                bad[link] = share
+            else:
+                past.append(share)
+        self._blame(bad, shares, "resent", "{share:.1%} of its segments were sent again", now)
+
+    def _look_at_late(self, peers: Mapping[tuple[int, int], PeerSample], now: float) -> None:
+        late = {link: each.late_s for link, each in peers.items() if each.late_s is not None}
+        bad = {}
+        for link, late_s in late.items():
+            others_s = _median(each for other, each in late.items() if other[1] != link[1])
+            if late_s - others_s >= LATE_INTERVALS * self._interval_s:
+                bad[link] = late_s
+        self._blame(bad, late, "late", "heartbeats over it come {share:.2f} s late", now)
+
+    def _look_at_rates(self, peers: Mapping[tuple[int, int], PeerSample], now: float) -> None:
+        """What connections carry while bytes wait, by the best that they carried for a while."""
+        kept: dict[tuple[int, int], float] = {}
+        for link, each in peers.items():
+            if each.rate is None:
+                continue
+            rates = self._links.setdefault(link, _Link()).rates
+            if len(rates) >= LOOKED_AT:
+                kept[link] = each.rate / median(rates)
+            if kept.get(link, 1.0) >= FALLEN_SHARE:
+                rates.append(each.rate)
+        bad = {}
+        for link, share in kept.items():
+            others = _median((each for other, each in kept.items() if other[1] != link[1]), 1.0)
+            if share < FALLEN_SHARE * min(1.0, others):
+                bad[link] = share
+        self._blame(bad, kept, "falling", "it carries {share:.0%} of what it did", now)
+
+    def _blame(
+        self,
+        bad: Mapping[tuple[int, int], float],
+        known: Mapping[tuple[int, int], float],
+        kind: str,
+        text: str,
+        now: float,
+    ) -> None:
+        """Blame this server's own NIC if most of its connections are bad, else the NICs at the other ends."""
+        parts: dict[tuple[int, int], float] = {}
+        for level in {level for _, level in known}:
+            there = [link for link in known if link[1] == level]
+            found = [link for link in there if link in bad]
+            if len(found) * 2 > len(there):
+                parts[self._server, level] = median(bad[link] for link in found)
+            else:
+                parts |= {link: bad[link] for link in found}
+            everywhere = {(self._server, level), *there}
+            for part in everywhere:
+                said = text.format(share=parts.get(part, 0.0))
+                self._sign((*part, kind), part in parts, said, {kind: parts.get(part, 0.0)}, now)
+
+    def _look_at_carrier(self, level: int, times: int, now: float) -> None:
+        lost = self._flaps.setdefault(level, deque())
+        lost.extend([now] * times)
+        while lost and now - lost[0] > FLAPS_S:
+            lost.popleft()
+        said = f"it lost its carrier {len(lost)} times within {FLAPS_S:g} s"
+        self._sign((self._server, level, "flaps"), len(lost) >= FLAPS, said, {"flaps": len(lost)}, now, True)
+
+    # --- the machine -----------------------------------------------------------------------------
+
+    def _look_at_host(self, host: HostSample, now: float) -> None:
+        me = self._server
+        stalled, swapped = host.stalled_share or 0.0, host.swapped_pages_s or 0.0
+        said = f"processes wait for memory {stalled:.0%} of the time, {swapped:.0f} pages a second go to swap"
+        bad = stalled >= STALLED_SHARE or swapped >= SWAPPED_PAGES_S
+        self._sign(
+            (me, None, "memory"), bad, said, {"stalled_share": stalled, "swapped_pages_s": swapped}, now
+        )
+        full_s = self._full_in_s()
+        if full_s is not None:
+            said = f"its memory is full in {full_s:.0f} s, if it fills as it does now"
+            free = (host.free_nbytes or 0.0) / _MIB
+            self._sign(
+                (me, None, "filling"), full_s <= FULL_S, said, {"full_in_s": full_s, "free_mib": free}, now
+            )
+        errors = [each.corrected_errors for _, each in self._host if each.corrected_errors is not None]
+        if errors:
+            more = errors[-1] - errors[0]
+            said = f"its memory corrected {more} errors in the last {len(errors)} s"
+            self._sign((me, None, "errors"), more >= 2, said, {"errors": more}, now)
+        if host.headroom_c is not None:
+            said = f"it is {host.headroom_c:.0f} °C below the temperature at which it stops"
+            self._sign(
+                (me, None, "heat"), host.headroom_c <= HOT_C, said, {"headroom_c": host.headroom_c}, now
+            )
+
+    def _full_in_s(self) -> float | None:
+        """When memory is full, by the rate at which it fills; None: it does not, or too little is known."""
+        known = [(at, each.free_nbytes) for at, each in self._host if each.free_nbytes is not None]
+        if len(known) < LOOKED_AT:
+            return None
+        (first_s, first), (last_s, last) = known[-LOOKED_AT], known[-1]
+        # In every one of these seconds: a program that takes its memory at once and stays is none.
+        steadily = all(b[1] < a[1] for a, b in zip(known[-LOOKED_AT:], known[-LOOKED_AT + 1 :], strict=False))
+        return last / (first - last) * (last_s - first_s) if steadily else FULL_S * 100
+
+    def _sign(
+        self,
+        key: tuple[int, int | None, str],
+        seen: bool,
+        text: str,
+        evidence: Mapping[str, float],
+        now: float,
+        at_once: bool = False,
+    ) -> None:
+        if not seen and key not in self._signs:
+            return
+        signs = self._signs.setdefault(key, _Signs())
+        lasts = signs.add(seen, now) or (at_once and seen)
+        if seen and (lasts or key in self.warnings):
+            before = self.warnings.get(key)
+            made = Warning(*key, before.since_s if before else now, text, evidence)
+            self.warnings[key] = made
+            if before is None:
+                self._new.append(made)
+
+
+def _median(values: Iterable[float], default: float = 0.0) -> float:
+    known = list(values)
+    return median(known) if known else default
