@@ -1,4 +1,4 @@
-"""What the steps of one server took, view by view: the measured side of predictions. The clock is an argument.
+"""What the steps of one server took, view by view. The clock is an argument.
 
 A step lasts from the end of the one before to its own. In that time the training function computes, and
 vectors are on the wires; with `allreduce_async` both at once. So it is noted, too, since when the training
@@ -41,8 +41,8 @@ class Took(NamedTuple):
 class Usual(NamedTuple):
     """Medians of the steps of one size in a view, in seconds.
 
-    `step_s`: from step to step; `wires_s`: from the contribution to the result; `slack_s`: a step was over for
-    so long before it was waited for; `exposed_s`: so long did the training thread do nothing but wait.
+    `step_s`: from step to step; `wires_s`: from the contribution to the result; `slack_s`: a step was over
+    for so long before it was waited for; `exposed_s`: so long did the training thread do nothing but wait.
     """
 
     n_steps: int
@@ -84,7 +84,7 @@ class Steps:
         return Usual(self.counts[nbytes], *map(median, zip(*self.times[nbytes], strict=True)))
 
     def step_s(self, counts: Mapping[int, int]) -> float:
-        """The usual time of a step, if sizes come so often: of each size the median, and of these the mean."""
+        """The usual time of a step, if sizes come so often: the mean of the medians of all sizes."""
         return mean_s(counts, lambda nbytes: self.usual(nbytes).step_s)
 
 

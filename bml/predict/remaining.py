@@ -131,7 +131,8 @@ class Remaining:
 
     def _changes_s(self, left: float) -> float:
         """What view changes will cost, if they come as often as before; one alone may be the only one."""
-        assert self._began is not None and self._last is not None
+        assert self._began is not None
+        assert self._last is not None
         done = self._last[0] - self._began[0]
         if len(self._losses) < 2 or not done:
             return 0.0

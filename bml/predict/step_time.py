@@ -22,7 +22,7 @@ from bml.schedule import Schedules
 from bml.schedule.select.model import Constants
 
 _FILLING = 8
-"""Of the slices of all trees, one in so many holds up a NIC before all NICs are busy, and after that. Found by
+"""Of the slices of all trees, one in so many holds up a NIC before all NICs are busy, and after. Found by
 comparison with simulated steps (bml.flows) on damaged fabrics."""
 
 Wires = Callable[[int], float]
@@ -34,7 +34,7 @@ class StepTime:
     """A prediction for the steps of view `epoch`.
 
     `step_s` seconds from step to step, of which `wires_s` are modelled for the wires; `basis` says from what
-    it was predicted, in words. `counts`: in how many steps it was seen, by size in bytes, what comes how often.
+    it was predicted, in words. `counts`: size in bytes -> in how many steps vectors of that size were seen.
     """
 
     epoch: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -21,8 +22,10 @@ RESENT_TIMES = 4.0
 """… if it is so many times that of the server's other NICs, and of its own past."""
 LEAST_SEGMENTS = 50
 """In a sample with fewer segments one that is lost says nothing."""
-LATE_INTERVALS = 1.5
-"""Intervals by which the latest heartbeat of a second may be later than those on other NICs."""
+LATE_INTERVALS, LATE_TIMES = 2.0, 2.5
+"""Intervals that may pass between two heartbeats, and how many times as long as on other NICs, and before."""
+LEAST_BUSY_S = 0.1
+"""A NIC that was busy for less of a second says nothing of its rate."""
 FALLEN_SHARE = 0.65
 """Of the best rate that a NIC has had for a while, and of what the other NICs keep of theirs."""
 FLAPS, FLAPS_S = 2, 60.0
@@ -42,14 +45,15 @@ _MIB = 1 << 20
 class PeerSample(NamedTuple):
     """What one connection did in a second; None where that is not known.
 
-    `resent` of `sent` segments; `late_s`: how much later than its time the latest heartbeat came, `beats` are
-    those that came; `rate` in bytes per second while bytes waited.
+    `resent` of `sent` segments; `late_s`: the longest time between two heartbeats; `nbytes` went in the
+    `busy_s` seconds in which bytes waited.
     """
 
     sent: int = 0
     resent: int = 0
     late_s: float | None = None
-    rate: float | None = None
+    nbytes: int = 0
+    busy_s: float = 0.0
 
 
 class HostSample(NamedTuple):
@@ -107,15 +111,6 @@ class _Signs:
         return sum(self.seen) >= LASTING
 
 
-@dataclass
-class _Link:
-    """What is usual on one connection."""
-
-    resent: deque[float] = field(default_factory=lambda: deque(maxlen=_PAST))
-    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_PAST))
-    fallen: float | None = None
-
-
 class Trouble:
     """The warnings of `server`. `interval_s` is the time between two heartbeats.
 
@@ -127,21 +122,34 @@ class Trouble:
         self.warnings: dict[tuple[int, int | None, str], Warning] = {}
         self._server = server
         self._interval_s = interval_s
-        self._links: dict[tuple[int, int], _Link] = {}
+        self._resent: dict[tuple[int, int], deque[float]] = {}
+        self._lateness: dict[int, deque[float]] = {}
+        self._rates: dict[int, deque[float]] = {}
+        self._epoch = 0
         self._signs: dict[tuple[int, int | None, str], _Signs] = {}
         self._flaps: dict[int, deque[float]] = {}
         self._host: deque[tuple[float, HostSample]] = deque(maxlen=_PAST)
         self._new: list[Warning] = []
+        self.acute: list[Warning] = []
+        """Those that stand, and of which a sign was seen in the last sample."""
 
     def sample(
         self,
         peers: Mapping[tuple[int, int], PeerSample],
         lost_carriers: Mapping[int, int],
         host: HostSample,
+        epoch: int,
         now: float,
     ) -> list[Warning]:
-        """Take in a second: (peer, level) -> its connection, level -> how often it lost its carrier since."""
-        self._new = []
+        """Take in a second: (peer, level) -> its connection, level -> how often it lost its carrier since.
+
+        In another view, of number `epoch`, other trees carry other bytes.
+        """
+        self._new, self.acute = [], []
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._rates.clear()
+            self._lateness.clear()
         self._look_at_resent(peers, now)
         self._look_at_late(peers, now)
         self._look_at_rates(peers, now)
@@ -162,48 +170,57 @@ class Trouble:
         }
         bad = {}
         for link, share in shares.items():
-            past = self._links.setdefault(link, _Link()).resent
+            past = self._resent.setdefault(link, deque(maxlen=_PAST))
             usual = median(past) if len(past) >= LASTING else 0.0
             others = _median(each for other, each in shares.items() if other[1] != link[1])
             if share >= RESENT_SHARE and share >= RESENT_TIMES * max(usual, others):
                 bad[link] = share
             else:
                 past.append(share)
-        self._blame(bad, shares, "resent", "{share:.1%} of its segments were sent again", now)
+        self._blame(bad, shares, now)
 
     def _look_at_late(self, peers: Mapping[tuple[int, int], PeerSample], now: float) -> None:
+        """A NIC is late if all that comes over it is: a single peer may be busy, or wait for a core."""
         late = {link: each.late_s for link, each in peers.items() if each.late_s is not None}
-        bad = {}
-        for link, late_s in late.items():
-            others_s = _median(each for other, each in late.items() if other[1] != link[1])
-            if late_s - others_s >= LATE_INTERVALS * self._interval_s:
-                bad[link] = late_s
-        self._blame(bad, late, "late", "heartbeats over it come {share:.2f} s late", now)
+        for level, own in _by_level(late).items():
+            others_s = _median(each for link, each in late.items() if link[1] != level)
+            late_s = min(own)
+            past = self._lateness.setdefault(level, deque(maxlen=_PAST))
+            usual_s = median(past) if len(past) >= LOOKED_AT else inf
+            bad = (
+                len(own) > 1
+                and late_s >= LATE_INTERVALS * self._interval_s
+                and late_s >= LATE_TIMES * max(others_s, usual_s)
+            )
+            if not bad:
+                past.append(late_s)
+            said = f"between heartbeats over it pass {late_s:.2f} s"
+            self._sign((self._server, level, "late"), bad, said, {"late_s": late_s}, now)
 
     def _look_at_rates(self, peers: Mapping[tuple[int, int], PeerSample], now: float) -> None:
-        """What connections carry while bytes wait, by the best that they carried for a while."""
-        kept: dict[tuple[int, int], float] = {}
-        for link, each in peers.items():
-            if each.rate is None:
+        """What a NIC sends while bytes wait, by what it sent before: how its connections share it varies."""
+        kept: dict[int, float] = {}
+        for level in {level for _, level in peers}:
+            own = [each for link, each in peers.items() if link[1] == level]
+            busy_s = max(each.busy_s for each in own)
+            if busy_s < LEAST_BUSY_S:
                 continue
-            rates = self._links.setdefault(link, _Link()).rates
+            rate = sum(each.nbytes for each in own) / busy_s
+            rates = self._rates.setdefault(level, deque(maxlen=_PAST))
             if len(rates) >= LOOKED_AT:
-                kept[link] = each.rate / median(rates)
-            if kept.get(link, 1.0) >= FALLEN_SHARE:
-                rates.append(each.rate)
-        bad = {}
-        for link, share in kept.items():
-            others = _median((each for other, each in kept.items() if other[1] != link[1]), 1.0)
-            if share < FALLEN_SHARE * min(1.0, others):
-                bad[link] = share
-        self._blame(bad, kept, "falling", "it carries {share:.0%} of what it did", now)
+                kept[level] = rate / median(rates)
+            if kept.get(level, 1.0) >= FALLEN_SHARE:
+                rates.append(rate)
+        for level, share in kept.items():
+            others = _median((each for other, each in kept.items() if other != level), 1.0)
+            bad = share < FALLEN_SHARE * min(1.0, others)
+            said = f"it carries {share:.0%} of what it did"
+            self._sign((self._server, level, "falling"), bad, said, {"share": share}, now)
 
     def _blame(
         self,
         bad: Mapping[tuple[int, int], float],
         known: Mapping[tuple[int, int], float],
-        kind: str,
-        text: str,
         now: float,
     ) -> None:
         """Blame this server's own NIC if most of its connections are bad, else the NICs at the other ends."""
@@ -215,10 +232,10 @@ class Trouble:
                 parts[self._server, level] = median(bad[link] for link in found)
             else:
                 parts |= {link: bad[link] for link in found}
-            everywhere = {(self._server, level), *there}
-            for part in everywhere:
-                said = text.format(share=parts.get(part, 0.0))
-                self._sign((*part, kind), part in parts, said, {kind: parts.get(part, 0.0)}, now)
+            for part in ((self._server, level), *there):
+                share = parts.get(part, 0.0)
+                said = f"{share:.1%} of the segments over it were sent again"
+                self._sign((*part, "resent"), part in parts, said, {"share": share}, now)
 
     def _look_at_carrier(self, level: int, times: int, now: float) -> None:
         lost = self._flaps.setdefault(level, deque())
@@ -283,8 +300,14 @@ class Trouble:
             before = self.warnings.get(key)
             made = Warning(*key, before.since_s if before else now, text, evidence)
             self.warnings[key] = made
+            self.acute.append(made)
             if before is None:
                 self._new.append(made)
+
+
+def _by_level(values: Mapping[tuple[int, int], float]) -> dict[int, list[float]]:
+    """The values of the connections of each level."""
+    return {level: [each for link, each in values.items() if link[1] == level] for _, level in values}
 
 
 def _median(values: Iterable[float], default: float = 0.0) -> float:

@@ -138,7 +138,7 @@ class Position:
 
     @property
     def done(self) -> float:
-        """The share of the outermost loop that is done, 0 to 1; the loops inside are taken to be equally long."""
+        """The share of the outermost loop that is done, 0 to 1; loops inside count as equally long."""
         share = 0.0
         for loop in reversed(self._open):
             share = (max(0, loop.index) + share) / loop.length if loop.length else 1.0

@@ -60,6 +60,7 @@ def start(
     absent: Iterable[int] = (),
     spares: int = 0,
     rejoin: bool = False,
+    preempt_suspects: bool = False,
     trace: bool = False,
     record: Path | None = None,
     checkpoint: Path | None = None,
@@ -98,6 +99,7 @@ def start(
         traffic_class=None if traffic_class is None else traffic_class_of(traffic_class),
         spares=spares,
         rejoin=rejoin,
+        preempt_suspects=preempt_suspects,
         constants=constants,
         constants_from=constants_from,
         trace=trace,
@@ -161,6 +163,7 @@ def launch(*arguments: Any, **options: Any) -> Result:
         absent: Servers that are not started; they may join later (`job.inject("join:4")`).
         spares: So many processes wait, with all imports done, to take the places of servers that are lost.
         rejoin: A server that is lost is started again and joins.
+        preempt_suspects: Of what a server gives an early warning, a server leaves, and a NIC is not used.
         trace: Servers record their actions and times, see `Result.trace`.
         record: File for `bml replay`, written at every view change and the end; see `Result.recording`.
         checkpoint: Folder to which the servers write checkpoints, see `Session.checkpoint`.

@@ -8,17 +8,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from bml.cluster.server.shell import ServerShell
+from bml.cluster.server.vitals import HostVitals
+from bml.cluster.spec import news
 from bml.cluster.spec.job import JobSpec
 from bml.faults.slowness import slowed
 from bml.predict.pace import Pace
 from bml.predict.remaining import Remaining
 from bml.predict.step_time import Predictor, Wires, modelled, modelled_shared
+from bml.predict.trouble import Trouble, Warning
+from bml.protocol.server import events as ev
 from bml.protocol.wire.messages import View
 from bml.schedule import Schedules
+from bml.topology import LinkFailure
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +41,9 @@ class Outlook:
         self._fabric = spec.parsed_fabric()
         self._predictor = Predictor(spec.constants_from)
         self._remaining = Remaining()
+        self._trouble = Trouble(shell.core.server, spec.timeouts().heartbeat_s)
+        self._host = HostVitals()
+        self._lost: Mapping[int, int] = {}
         self._modelled = 0
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -58,6 +67,7 @@ class Outlook:
             if predicted is None or pace is None
             else predicted.shown(pace.views.get(epoch)),
             "remaining": None if rest is None else {"done": self._remaining.done, **asdict(rest)},
+            "warnings": [each.shown(now) for each in list(self._trouble.warnings.values())],
         }
 
     def of_view(self, epoch: int) -> dict[str, Any]:
@@ -72,7 +82,7 @@ class Outlook:
         }
 
     def look(self, now: float) -> None:
-        """Take in what was noted, and predict what can be. Never raises: a job runs on without predictions."""
+        """Take in what was noted, and predict what can be. Never raises: a job runs without, too."""
         try:
             with self._lock:
                 self._look(now)
@@ -85,7 +95,45 @@ class Outlook:
 
     def _run(self) -> None:
         while not self._over.wait(_LOOK_S):
-            self.look(time.monotonic())
+            now = time.monotonic()
+            self.look(now)
+            self._watch(now)
+
+    def _watch(self, now: float) -> None:
+        """Look for trouble ahead; what is new is logged, and with `preempt` acted on."""
+        samples = self._shell.nics.samples
+        if not samples:
+            return
+        at_s, peers, lost = samples.pop()
+        new = {level: times - self._lost.get(level, 0) for level, times in lost.items()}
+        self._lost = lost
+        for warning in self._trouble.sample(peers, new, self._host.sample(now), self._modelled, at_s):
+            shown = warning.shown(at_s)
+            _LOG.warning(
+                "%s",
+                news.line(
+                    "early-warning", server=self._shell.core.server, part=shown["part"], kind=warning.kind,
+                    why=warning.text,
+                ),
+            )  # fmt: skip
+        if self._spec.preempt_suspects:
+            for warning in self._trouble.acute:
+                self._preempt(warning)
+
+    def _preempt(self, warning: Warning) -> None:
+        """Take out what a warning is about before it fails, if it is a part of this server.
+
+        A NIC whose rate falls is not: trees use it as much as it can carry.
+        """
+        shell, view = self._shell, self._shell.core.view
+        me = shell.core.server
+        if warning.server != me or view is None:
+            return
+        why = f"early warning: {warning.text}"
+        if warning.level is None:
+            shell.handover.ask_to_leave(why)
+        elif warning.kind != "falling" and str(LinkFailure(me, warning.level)) not in view.failures:
+            shell.request(ev.OwnNicLost(warning.level, f"NIC {me}/{warning.level} is taken out: {why}"))
 
     def _look(self, now: float) -> None:
         pace, views = self._pace, self._shell.core.views

@@ -60,6 +60,7 @@ class JobSpec:
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `constants_from`: their source in words.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
+    `preempt_suspects`: what a server warns of is taken out before it fails.
     `nic_rate`: bytes per second of every NIC, if known. `trace`: servers record their actions and times.
     `record`: reports bring the recordings of the flight recorders, also from servers that ended well.
     `keeping`: the checkpoints that it makes, and the one with which it goes on.
@@ -83,6 +84,7 @@ class JobSpec:
     constants: Constants = DEFAULTS
     constants_from: str = "default constants, not measured here"
     nic_rate: float | None = None
+    preempt_suspects: bool = False
     trace: bool = False
     record: bool = False
     kept_mib: float = KEPT_NBYTES / 2**20
