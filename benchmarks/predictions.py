@@ -69,6 +69,7 @@ def measure(
 ) -> tuple[list[Row], list[Row]]:
     """The views of one job, and the remaining times that it said while it ran."""
     fault, computes = CASES[name]
+    part, comma, settings = fault.partition(",")
     tenth = f"{network.condition.rate_bit // 10_000}kbit"
     said: list[tuple[float, dict[str, Any]]] = []
     train = training(nbytes // 4, n_steps, computes, compute_s)
@@ -77,7 +78,7 @@ def measure(
         network.fabric.name,
         launcher="processes",
         emulated=network.name,
-        faults=[f"{fault.format(tenth=tenth)}@step={n_steps // 5}"],
+        faults=[f"{part}@step={n_steps // 5}{comma}{settings.format(tenth=tenth)}"],
         prints=False,
     ) as job:
         while job.running:

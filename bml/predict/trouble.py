@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 LASTING, LOOKED_AT = 3, 5
 QUIET_S = 30.0
-RESENT_SHARE = 0.004
+RESENT_SHARE = 0.01
 """Share of the segments sent again from which on a NIC may be failing, …"""
 RESENT_TIMES = 4.0
 """… if it is so many times that of the server's other NICs, and of its own past."""
 LEAST_SEGMENTS = 50
 """In a sample with fewer segments one that is lost says nothing."""
-LATE_INTERVALS, LATE_TIMES = 2.0, 2.5
+LATE_INTERVALS, LATE_TIMES = 2.0, 2.0
 """Intervals that may pass between two heartbeats, and how many times as long as on other NICs, and before."""
 LEAST_BUSY_S = 0.1
 """A NIC that was busy for less of a second says nothing of its rate."""
@@ -35,9 +35,11 @@ STALLED_SHARE = 0.1
 SWAPPED_PAGES_S = 500.0
 """… or pages a second that are written to swap."""
 FULL_S = 30.0
-"""Memory that will be full within so many seconds, as it is filling now."""
-HOT_C = 5.0
-"""Degrees below the temperature at which the machine stops."""
+"""Memory that will be full within so many seconds, as it is filling now, …"""
+FREE_SHARE = 0.25
+"""… if no more of it is free than this share of the most that was: a program that loads its data is none."""
+HOT_C, HOTTER_C = 10.0, 1.0
+"""Degrees below the temperature at which the machine stops, and by which it gets hotter in five samples."""
 _PAST = 20
 _MIB = 1 << 20
 
@@ -129,6 +131,7 @@ class Trouble:
         self._signs: dict[tuple[int, int | None, str], _Signs] = {}
         self._flaps: dict[int, deque[float]] = {}
         self._host: deque[tuple[float, HostSample]] = deque(maxlen=_PAST)
+        self._most_free = 0.0
         self._new: list[Warning] = []
         self.acute: list[Warning] = []
         """Those that stand, and of which a sign was seen in the last sample."""
@@ -258,10 +261,11 @@ class Trouble:
         full_s = self._full_in_s()
         if full_s is not None:
             said = f"its memory is full in {full_s:.0f} s, if it fills as it does now"
-            free = (host.free_nbytes or 0.0) / _MIB
-            self._sign(
-                (me, None, "filling"), full_s <= FULL_S, said, {"full_in_s": full_s, "free_mib": free}, now
-            )
+            free = host.free_nbytes or 0.0
+            self._most_free = max(self._most_free, free)
+            bad = full_s <= FULL_S and free <= FREE_SHARE * self._most_free
+            evidence = {"full_in_s": full_s, "free_mib": free / _MIB}
+            self._sign((me, None, "filling"), bad, said, evidence, now)
         errors = [each.corrected_errors for _, each in self._host if each.corrected_errors is not None]
         if errors:
             more = errors[-1] - errors[0]
@@ -269,9 +273,13 @@ class Trouble:
             self._sign((me, None, "errors"), more >= 2, said, {"errors": more}, now)
         if host.headroom_c is not None:
             said = f"it is {host.headroom_c:.0f} °C below the temperature at which it stops"
-            self._sign(
-                (me, None, "heat"), host.headroom_c <= HOT_C, said, {"headroom_c": host.headroom_c}, now
-            )
+            bad = host.headroom_c <= HOT_C and self._cooler_c() >= HOTTER_C
+            self._sign((me, None, "heat"), bad, said, {"headroom_c": host.headroom_c}, now)
+
+    def _cooler_c(self) -> float:
+        """How much cooler the machine was some samples ago, in degrees."""
+        known = [each.headroom_c for _, each in self._host if each.headroom_c is not None][-LOOKED_AT:]
+        return known[0] - known[-1]
 
     def _full_in_s(self) -> float | None:
         """When memory is full, by the rate at which it fills; None: it does not, or too little is known."""

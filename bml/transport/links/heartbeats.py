@@ -75,7 +75,7 @@ class HeartbeatSocket:
             self._gaps.pop(peer, None)
 
     def take_gap_s(self, peer: int, now: float) -> float | None:
-        """The longest gap between two heartbeats of a peer since this was asked last, or since the last one."""
+        """The longest gap between two heartbeats of a peer since this was asked last."""
         if peer not in self._gaps:
             return None
         last_s, gap_s = self._gaps[peer]
