@@ -204,11 +204,9 @@ class Trouble:
         """What a NIC sends while bytes wait, by what it sent before: how its connections share it varies."""
         kept: dict[int, float] = {}
         for level in {level for _, level in peers}:
-            own = [each for link, each in peers.items() if link[1] == level]
-            busy_s = max(each.busy_s for each in own)
-            if busy_s < LEAST_BUSY_S:
+            rate = _best_rate([each for link, each in peers.items() if link[1] == level])
+            if rate is None:
                 continue
-            rate = sum(each.nbytes for each in own) / busy_s
             rates = self._rates.setdefault(level, deque(maxlen=_PAST))
             if len(rates) >= LOOKED_AT:
                 kept[level] = rate / median(rates)
@@ -311,6 +309,19 @@ class Trouble:
             self.acute.append(made)
             if before is None:
                 self._new.append(made)
+
+
+def _best_rate(own: Iterable[PeerSample]) -> float | None:
+    """Bytes per second of the connections of a NIC that show it at its best: others wait for their peers.
+
+    None: no connection was busy for long enough. See bml.faults.slowness.
+    """
+    best, nbytes = None, 0
+    for each in sorted(own, key=lambda sample: sample.busy_s):
+        nbytes += each.nbytes
+        if each.busy_s >= LEAST_BUSY_S:
+            best = max(best or 0.0, nbytes / each.busy_s)
+    return best
 
 
 def _by_level(values: Mapping[tuple[int, int], float]) -> dict[int, list[float]]:

@@ -60,8 +60,8 @@ class LinkStats(NamedTuple):
 class LinkVitals(NamedTuple):
     """What one connection and its heartbeats say of its health, since the transport was made.
 
-    `segments`: sent with data, `resent`: of those again, as they were lost. `late_s`: the longest time between
-    two heartbeats since it was asked for last, or since the last one; None before there are two.
+    `segments`: sent with data, `resent`: of those again, as they were lost. `late_s`: the longest time
+    between two heartbeats since it was asked for last, or since the last one; None before there are two.
     """
 
     segments: int

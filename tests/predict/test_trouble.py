@@ -162,6 +162,16 @@ def test_what_is_late_everywhere_is_the_host_and_not_a_nic() -> None:
         assert not trouble.sample(peers, {}, world.host(), 1, float(second))
 
 
+def test_a_slow_peer_is_not_the_own_nic() -> None:
+    """One connection is busy all the time and carries little; the other one is as fast as ever."""
+    trouble, world = Trouble(4, INTERVAL_S), World(1, False)
+    for second in range(60):
+        peers = world.peers()
+        if second >= 30:
+            peers[3, 0] = peers[3, 0]._replace(nbytes=10_000, busy_s=1.0)
+        assert not trouble.sample(peers, {}, world.host(), 1, float(second))
+
+
 def test_other_trees_in_another_view_are_no_falling_rate() -> None:
     trouble, world = Trouble(4, INTERVAL_S), World(1, False)
     for second in range(60):
