@@ -26,8 +26,8 @@ LATE_INTERVALS, LATE_TIMES = 2.0, 2.0
 """Intervals that may pass between two heartbeats, and how many times as long as on other NICs, and before."""
 LEAST_BUSY_S = 0.1
 """A NIC that was busy for less of a second says nothing of its rate."""
-FALLEN_SHARE = 0.65
-"""Of the best rate that a NIC has had for a while, and of what the other NICs keep of theirs."""
+FALLEN_SHARE = 0.45
+"""Of the usual rate of a NIC, and of what the other NICs keep of theirs; two connections may share a NIC."""
 FLAPS, FLAPS_S = 2, 60.0
 """Times that the carrier may be lost within so many seconds."""
 STALLED_SHARE = 0.1
