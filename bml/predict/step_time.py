@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bml.predict.pace import LEARNED, Steps, mean_s
 from bml.schedule import Schedules
@@ -27,6 +27,14 @@ comparison with simulated steps (bml.flows) on damaged fabrics."""
 
 Wires = Callable[[int], float]
 """Modelled seconds of a step of so many bytes, from the contribution to the result."""
+
+
+class Foretold(NamedTuple):
+    """Of a view: seconds of a step as predicted and as measured, and from what it was predicted, in words."""
+
+    predicted_s: float | None
+    measured_s: float | None
+    basis: str
 
 
 @dataclass(frozen=True)

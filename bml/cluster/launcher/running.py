@@ -116,6 +116,7 @@ class Job:
         docs/reference/formats.md.
         """
         answers = self._fleet.ask(("status", ""), _STATUS) if self.running else {}
+        said = foretold(answers)
         silent = [
             server
             for server in sorted({*self.spec.servers, *self._newcomers.incarnations})
@@ -131,7 +132,9 @@ class Job:
             "emulated": self.spec.emulated,
             "running": self.running,
             **self._snapshot,
-            **foretold(answers),
+            "predicted": said["predicted"],
+            "remaining": said["remaining"],
+            "warnings": said["warnings"],
             "servers": {**answers, **{server: {"answers": False} for server in silent}},
             "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
             "lost": dict(sorted(self._result.dead.items())),

@@ -146,9 +146,17 @@ class Assembly(ServerShell):
         """See ServerShell."""
         return self.peers.slice_nbytes(nbytes)
 
-    def foretold(self, now: float) -> dict[str, Any]:
+    def predicted(self) -> dict[str, Any] | None:
         """See ServerShell."""
-        return self.outlook.status(now)
+        return self.outlook.predicted()
+
+    def remaining(self, now: float) -> dict[str, float] | None:
+        """See ServerShell."""
+        return self.outlook.remaining(now)
+
+    def warnings(self, now: float) -> list[dict[str, Any]]:
+        """See ServerShell."""
+        return self.outlook.warnings(now)
 
     def close(self) -> None:
         """See ServerShell."""

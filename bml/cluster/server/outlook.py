@@ -19,7 +19,7 @@ from bml.cluster.spec.job import JobSpec
 from bml.faults.slowness import slowed
 from bml.predict.pace import Pace
 from bml.predict.remaining import Remaining
-from bml.predict.step_time import Predictor, Wires, modelled, modelled_shared
+from bml.predict.step_time import Foretold, Predictor, Wires, modelled, modelled_shared
 from bml.predict.trouble import Trouble, Warning
 from bml.protocol.server import events as ev
 from bml.protocol.wire.messages import View
@@ -57,29 +57,27 @@ class Outlook:
         """End the thread. Idempotent."""
         self._over.set()
 
-    def status(self, now: float) -> dict[str, Any]:
-        """What is known now, ready for JSON: `predicted` for the view in force, and `remaining` seconds."""
+    def predicted(self) -> dict[str, Any] | None:
+        """What is predicted for the view in force, beside what was measured; None: nothing yet."""
         pace, epoch = self._pace, self._shell.core.epoch
         predicted = self._predictor.predictions.get(epoch)
-        rest = self._remaining.rest(now)
-        return {
-            "predicted": None
-            if predicted is None or pace is None
-            else predicted.shown(pace.views.get(epoch)),
-            "remaining": None if rest is None else {"done": self._remaining.done, **asdict(rest)},
-            "warnings": [each.shown(now) for each in list(self._trouble.warnings.values())],
-        }
+        return None if predicted is None or pace is None else predicted.shown(pace.views.get(epoch))
 
-    def of_view(self, epoch: int) -> dict[str, Any]:
+    def remaining(self, now: float) -> dict[str, float] | None:
+        """The seconds that are left of the outermost loop; None: too little is known."""
+        rest = self._remaining.rest(now)
+        return None if rest is None else {"done": self._remaining.done, **asdict(rest)}
+
+    def warnings(self, now: float) -> list[dict[str, Any]]:
+        """The early warnings that stand."""
+        return [each.shown(now) for each in list(self._trouble.warnings.values())]
+
+    def of_view(self, epoch: int) -> Foretold:
         """What was predicted for the steps of a view, and what they took, for the report."""
         predicted, pace = self._predictor.predictions.get(epoch), self._pace
         if predicted is None or pace is None:
-            return {"predicted_s": None, "measured_s": None, "predicted_from": ""}
-        return {
-            "predicted_s": predicted.step_s,
-            "measured_s": predicted.measured_s(pace.views.get(epoch)),
-            "predicted_from": predicted.basis,
-        }
+            return Foretold(None, None, "")
+        return Foretold(predicted.step_s, predicted.measured_s(pace.views.get(epoch)), predicted.basis)
 
     def look(self, now: float) -> None:
         """Take in what was noted, and predict what can be. Never raises: a job runs without, too."""

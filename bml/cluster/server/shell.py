@@ -94,8 +94,16 @@ class ServerShell(ABC):
         """Return the length of the slices of a step of so many bytes."""
 
     @abstractmethod
-    def foretold(self, now: float) -> dict[str, Any]:
-        """Return what the status says of the future."""
+    def predicted(self) -> dict[str, Any] | None:
+        """Return what is predicted for the view in force, and what was measured; see Outlook."""
+
+    @abstractmethod
+    def remaining(self, now: float) -> dict[str, float] | None:
+        """Return the seconds that are left; see Outlook."""
+
+    @abstractmethod
+    def warnings(self, now: float) -> list[dict[str, Any]]:
+        """Return the early warnings that stand; see Outlook."""
 
     @abstractmethod
     def tell_heard(self) -> None:
