@@ -3,7 +3,7 @@
     python benchmarks/early_warnings.py                        # needs root: the fabric is emulated
     python benchmarks/early_warnings.py --number 0 --quiet 10
 
-One job on an emulated fabric. Again and again a NIC gets worse, by loss that grows or by a rate that falls, then
+One job on an emulated fabric. Again and again a NIC gets worse, by loss that grows or a rate that falls, then
 its cable is cut, and healed. Counted is how many seconds before the cut there was a warning of that NIC. Then
 nothing is done for some minutes, beside computation: every warning in that time is a false one.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ KEPT = 256
 """Of how many steps of a view and size, the last ones, the times are kept."""
 LEARNED = 5
 """From so many steps it is learned how long the training function computes."""
+_NORMAL, _OF_MEDIAN = 1.48, 1.25
+"""Deviation of a normal distribution, in median deviations; and error of a median, in errors of a mean."""
 _WARM_UP = 2
 """Steps of a run in which training functions do things for the first time."""
 
@@ -39,7 +42,7 @@ class Took(NamedTuple):
 
 
 class Usual(NamedTuple):
-    """Medians of the steps of one size in a view, in seconds.
+    """Medians of the steps of one size in a view, in seconds; `error`: the relative one of `wires_s`.
 
     `step_s`: from step to step; `wires_s`: from the contribution to the result; `slack_s`: a step was over
     for so long before it was waited for; `exposed_s`: so long did the training thread do nothing but wait.
@@ -50,6 +53,7 @@ class Usual(NamedTuple):
     wires_s: float
     slack_s: float
     exposed_s: float
+    error: float
 
 
 @dataclass
@@ -81,7 +85,11 @@ class Steps:
 
     def usual(self, nbytes: int) -> Usual:
         """Return the medians of the steps of a size that is there."""
-        return Usual(self.counts[nbytes], *map(median, zip(*self.times[nbytes], strict=True)))
+        step_s, wires_s, slack_s, exposed_s = zip(*self.times[nbytes], strict=True)
+        usual_s = median(wires_s)
+        spread_s = _NORMAL * median(abs(each - usual_s) for each in wires_s)
+        error = _OF_MEDIAN * spread_s / sqrt(len(wires_s)) / usual_s if usual_s else 0.0
+        return Usual(self.counts[nbytes], median(step_s), usual_s, median(slack_s), median(exposed_s), error)
 
     def step_s(self, counts: Mapping[int, int]) -> float:
         """The usual time of a step, if sizes come so often: the mean of the medians of all sizes."""

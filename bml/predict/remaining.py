@@ -24,8 +24,8 @@ _CERTAIN = 4.0
 """… if it is so many times as large as chance makes it."""
 _Z = 1.645
 """Of a normal distribution, 90 % are within so many deviations."""
-_DRIFT = 0.02
-"""A rate is never known better than this: machines are not quite the same an hour later."""
+_DRIFT = 0.045
+"""A rate is never known better than this, relatively: on shared machines it wanders by as much for minutes."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ _FILLING = 8
 """Of the slices of all trees, one in so many holds up a NIC before all NICs are busy, and after. Found by
 comparison with simulated steps (bml.flows) on damaged fabrics."""
 
+_USUAL_ERROR = 0.05
+"""By so much steps on NICs of known rate usually differ from the model."""
+
 Wires = Callable[[int], float]
 """Modelled seconds of a step of so many bytes, from the contribution to the result."""
 
@@ -90,10 +93,15 @@ def modelled_shared(n_servers: int, constants: Constants) -> Wires:
 
 
 class Predictor:
-    """Predicts the steps of one job, view by view; `source` says in words whence the constants are."""
+    """Predicts the steps of one job, view by view; `source` says in words whence the constants are.
 
-    def __init__(self, source: str):
+    `known`: the rate of the NICs is known, so a host that takes much longer than the model is believed as far
+    as its steps agree with each other.
+    """
+
+    def __init__(self, source: str, known: bool = False):
         self._source = source
+        self._known = known
         self._models: dict[int, Wires] = {}
         self.predictions: dict[int, StepTime] = {}
         """Epoch -> what was predicted for it; it never changes."""
@@ -139,9 +147,15 @@ class Predictor:
         wires, then = self._models[epoch], self._models[before]
         longer = steps.n_servers / n_servers - 1 if shares_work and n_servers else 0.0
 
+        def times(nbytes: int) -> float:
+            """How many times the modelled time the wires take, as this host has it."""
+            usual, modelled_s = steps.usual(nbytes), then(nbytes)
+            found = usual.wires_s / modelled_s if modelled_s else 0.0
+            trust = _USUAL_ERROR**2 / (_USUAL_ERROR**2 + usual.error**2) if self._known else 1.0
+            return 1 + (found - 1) * trust
+
         def wires_s(nbytes: int) -> float:
-            modelled_s = then(nbytes)
-            return wires(nbytes) * steps.usual(nbytes).wires_s / modelled_s if modelled_s else 0.0
+            return wires(nbytes) * times(nbytes)
 
         def step_s(nbytes: int) -> float:
             usual = steps.usual(nbytes)
@@ -150,7 +164,7 @@ class Predictor:
             return usual.step_s + change_s + max(0.0, computed_s) * longer
 
         counts = dict(steps.counts)
-        host = mean_s(counts, lambda nbytes: steps.usual(nbytes).wires_s) / max(mean_s(counts, then), 1e-12)
+        host = mean_s(counts, wires_s) / max(mean_s(counts, wires), 1e-12)
         basis = f"{self._source}; this host takes {host:.2f} times as long, as in view {before}"
         return StepTime(epoch, mean_s(counts, step_s), mean_s(counts, wires_s), basis, counts)
 

@@ -311,11 +311,13 @@ class Trouble:
                 self._new.append(made)
 
 
-def _best_rate(own: Iterable[PeerSample]) -> float | None:
+def _best_rate(own: list[PeerSample]) -> float | None:
     """Bytes per second of the connections of a NIC that show it at its best: others wait for their peers.
 
-    None: no connection was busy for long enough. See bml.faults.slowness.
+    None: too few were busy for long enough, so that it may be a peer that is slow. See bml.faults.slowness.
     """
+    if sum(each.busy_s >= LEAST_BUSY_S for each in own) * 2 <= len(own):
+        return None
     best, nbytes = None, 0
     for each in sorted(own, key=lambda sample: sample.busy_s):
         nbytes += each.nbytes

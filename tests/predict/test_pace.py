@@ -25,7 +25,7 @@ def test_a_blocking_step_is_computation_and_wires() -> None:
     pace = Pace(clock)
     steps(pace, clock, 10, 0.25, 0.5)
     pace.look()
-    assert pace.views[1].usual(1024) == Usual(8, 0.75, 0.5, 0.0, 0.5)
+    assert pace.views[1].usual(1024) == Usual(8, 0.75, 0.5, 0.0, 0.5, 0.0)
     assert pace.views[1].first is not None
     assert pace.views[1].first.n_steps == LEARNED
 
@@ -61,7 +61,7 @@ def test_a_step_beside_computation_is_partly_hidden(
             pace.wait_begins()
         pace.wait_ends()
     pace.look()
-    assert pace.views[1].usual(8) == Usual(6, max(computes_s, 0.625), 0.625, slack_s, exposed_s)
+    assert pace.views[1].usual(8) == Usual(6, max(computes_s, 0.625), 0.625, slack_s, exposed_s, 0.0)
 
 
 def test_times_of_sizes_are_weighed_by_how_often_they_came() -> None:

@@ -103,3 +103,23 @@ def test_what_is_shown_is_beside_what_was_measured_for_the_same_sizes() -> None:
 def test_shared_memory_is_priced_by_what_each_server_touches() -> None:
     priced = modelled_shared(4, Constants(1e-4, 0.0, 0.0, 1e-9, 0.0))
     assert priced(1_000_000) == pytest.approx(2e-4 + 1e6 * 3.25e-9)
+
+
+def test_a_host_is_believed_as_far_as_its_steps_agree_where_the_rate_is_known() -> None:
+    """Half of the steps take as long as modelled, half twice as long: little is known of this host."""
+    foretold = {}
+    for known in (False, True):
+        predictor, steps = Predictor("source", known), Steps(9, Steps(9))
+        for wires_s in (1.0, 2.0, 1.0, 2.0, 2.0):
+            steps.add(MIB, wires_s, wires_s, 0.0, wires_s)
+        predictor.installed(1, lambda nbytes: 1.0)
+        predictor.installed(2, lambda nbytes: 1.0)
+        predictor.look({1: steps}, 9, False)
+        foretold[known] = predictor.predictions[2].step_s
+    assert foretold[False] == pytest.approx(2.0)
+    assert 1.0 < foretold[True] < 2.0
+    steady = Predictor("source", True)
+    steady.installed(1, lambda nbytes: 1.0)
+    steady.installed(2, lambda nbytes: 1.0)
+    steady.look({1: view(9, 9, 0.0, 2.0)}, 9, False)
+    assert steady.predictions[2].step_s == pytest.approx(2.0)

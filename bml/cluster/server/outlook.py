@@ -39,7 +39,7 @@ class Outlook:
         self._spec = spec
         self._shares_memory = shares_memory
         self._fabric = spec.parsed_fabric()
-        self._predictor = Predictor(spec.constants_from)
+        self._predictor = Predictor(spec.constants_from, known=spec.nic_rate is not None)
         self._remaining = Remaining()
         self._trouble = Trouble(shell.core.server, spec.timeouts().heartbeat_s)
         self._host = HostVitals()
