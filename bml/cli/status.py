@@ -8,9 +8,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bml.cli.foretold import future_lines
 from bml.cli.output import current
-from bml.cli.printed import size_lines
+from bml.cli.printed import future_lines, size_lines
 from bml.cluster.launcher import jobsocket
 from bml.train.balancing.shown import in_words
 

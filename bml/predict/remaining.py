@@ -25,7 +25,7 @@ _CERTAIN = 4.0
 _Z = 1.645
 """Of a normal distribution, 90 % are within so many deviations."""
 _DRIFT = 0.045
-"""A rate is never known better than this, relatively: on shared machines it wanders by as much for minutes."""
+"""A rate is never known better than this, relatively: on shared machines it wanders for minutes."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 LASTING, LOOKED_AT = 3, 5
@@ -40,6 +41,7 @@ FREE_SHARE = 0.25
 """… if no more of it is free than this share of the most that was: a program that loads its data is none."""
 HOT_C, HOTTER_C = 10.0, 1.0
 """Degrees below the temperature at which the machine stops, and by which it gets hotter in five samples."""
+NONE_SLOW: Mapping[int, int] = MappingProxyType({})
 _PAST = 20
 _MIB = 1 << 20
 
@@ -75,7 +77,8 @@ class HostSample(NamedTuple):
 class Warning:
     """An early warning of server `server`; `level` is that of its NIC, None: the machine.
 
-    `kind` is resent, late, falling, flaps, memory, errors or heat. `since_s` on the caller's clock.
+    `kind` is resent, late, falling, slow, flaps, memory, filling, errors or heat; `since_s` is on the
+    caller's clock.
     """
 
     server: int
@@ -143,10 +146,12 @@ class Trouble:
         host: HostSample,
         epoch: int,
         now: float,
+        slow: Mapping[int, int] = NONE_SLOW,
     ) -> list[Warning]:
         """Take in a second: (peer, level) -> its connection, level -> how often it lost its carrier since.
 
-        In another view, of number `epoch`, other trees carry other bytes.
+        In another view, of number `epoch`, other trees carry other bytes; `slow`: level -> by how many
+        halvings of its rate the view plans with this server's NIC, of those that it plans slow.
         """
         self._new, self.acute = [], []
         if epoch != self._epoch:
@@ -158,6 +163,10 @@ class Trouble:
         self._look_at_rates(peers, now)
         for level, times in lost_carriers.items():
             self._look_at_carrier(level, times, now)
+        for level in {level for _, level in peers}:
+            said = f"it runs at 1/{2 ** slow.get(level, 0)} of its rate"
+            evidence = {"share": 2.0 ** -slow.get(level, 0)}
+            self._sign((self._server, level, "slow"), level in slow, said, evidence, now, True)
         self._host.append((now, host))
         self._look_at_host(host, now)
         for key in [key for key in self.warnings if now - self._signs[key].last_s > QUIET_S]:

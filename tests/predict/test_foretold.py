@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bml.cli.foretold import future_lines
+from bml.cli.printed import future_lines
 from bml.cluster.launcher.foretold import foretold
 from bml.predict.trouble import Warning
 

@@ -155,6 +155,14 @@ def test_a_warning_is_new_once_and_ends_when_it_is_quiet() -> None:
     assert QUIET_S < 40
 
 
+def test_a_nic_that_the_view_plans_slow_is_warned_of_at_once() -> None:
+    trouble, world = Trouble(4, INTERVAL_S), World(1, False)
+    assert not trouble.sample(world.peers(), {}, world.host(), 1, 0.0)
+    (warning,) = trouble.sample(world.peers(), {}, world.host(), 2, 1.0, {1: 3})
+    assert (warning.server, warning.level, warning.kind) == (4, 1, "slow")
+    assert warning.text == "it runs at 1/8 of its rate"
+
+
 def test_what_is_late_everywhere_is_the_host_and_not_a_nic() -> None:
     trouble, world = Trouble(4, INTERVAL_S), World(1, False)
     for second in range(60):

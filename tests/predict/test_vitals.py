@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bml.cluster.server.vitals import HostVitals
+from bml.io.vitals import HostVitals
 from bml.predict.trouble import HostSample
 
 PRESSURE = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"

@@ -170,8 +170,7 @@ def launch(*arguments: Any, **options: Any) -> Result:
         every, keep: Steps between two checkpoints, and how many whole ones stay.
         resume: Folder from whose newest whole checkpoint the job goes on, on any fabric; every server must
             see it. If it is that of `checkpoint`, it may have none.
-        kept_mib: MiB of results that a joiner keeps while it catches up, at most twice that for a moment.
-            If more come, it is given a later state.
+        kept_mib: MiB of results that a joiner keeps while it catches up; if more come, it gets a later state.
         prints: Show the prints of the training functions.
         on_change: Is called with a snapshot of the job's state (see `Job.status`) when it changes. Without
             it every view after the first is a warning in the log `bml.cluster`.

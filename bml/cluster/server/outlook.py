@@ -13,10 +13,10 @@ from dataclasses import asdict
 from typing import Any
 
 from bml.cluster.server.shell import ServerShell
-from bml.cluster.server.vitals import HostVitals
 from bml.cluster.spec import news
 from bml.cluster.spec.job import JobSpec
 from bml.faults.slowness import slowed
+from bml.io.vitals import HostVitals
 from bml.predict.pace import Pace
 from bml.predict.remaining import Remaining
 from bml.predict.step_time import Foretold, Predictor, Wires, modelled, modelled_shared
@@ -29,6 +29,8 @@ from bml.topology import LinkFailure
 _LOG = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
+_USED_ON = ("falling", "slow")
+"""Warnings of NICs that are used as much as they can carry, and are not taken out."""
 
 
 class Outlook:
@@ -95,22 +97,27 @@ class Outlook:
         while not self._over.wait(_LOOK_S):
             now = time.monotonic()
             self.look(now)
-            self._watch(now)
+            try:
+                self._watch(now)
+            except Exception:
+                _LOG.exception("server %d cannot look for trouble", self._shell.core.server)
 
     def _watch(self, now: float) -> None:
         """Look for trouble ahead; what is new is logged, and with `preempt` acted on."""
-        samples = self._shell.nics.samples
+        me, samples = self._shell.core.server, self._shell.nics.samples
         if not samples:
             return
         at_s, peers, lost = samples.pop()
         new = {level: times - self._lost.get(level, 0) for level, times in lost.items()}
         self._lost = lost
-        for warning in self._trouble.sample(peers, new, self._host.sample(now), self._modelled, at_s):
+        host, view = self._host.sample(now), self._shell.core.view
+        slow = {} if view is None else {level: n for (who, level), n in view.halvings.items() if who == me}
+        for warning in self._trouble.sample(peers, new, host, self._modelled, at_s, slow):
             shown = warning.shown(at_s)
             _LOG.warning(
                 "%s",
                 news.line(
-                    "early-warning", server=self._shell.core.server, part=shown["part"], kind=warning.kind,
+                    "early-warning", server=me, part=shown["part"], kind=warning.kind,
                     why=warning.text,
                 ),
             )  # fmt: skip
@@ -130,7 +137,7 @@ class Outlook:
         why = f"early warning: {warning.text}"
         if warning.level is None:
             shell.handover.ask_to_leave(why)
-        elif warning.kind != "falling" and str(LinkFailure(me, warning.level)) not in view.failures:
+        elif warning.kind not in _USED_ON and str(LinkFailure(me, warning.level)) not in view.failures:
             shell.request(ev.OwnNicLost(warning.level, f"NIC {me}/{warning.level} is taken out: {why}"))
 
     def _look(self, now: float) -> None:
