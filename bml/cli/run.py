@@ -99,6 +99,11 @@ _SEEDED_STEPS = 50
 @click.option("--absent", metavar="SERVERS", default="", help="Begin without these, like 7,8; they may join.")
 @click.option("--spares", type=int, default=0, help="Processes that wait to take the places of lost servers.")
 @click.option("--rejoin", is_flag=True, help="Start a lost server again: it joins the running job.")
+@click.option(
+    "--preempt-suspects",
+    is_flag=True,
+    help="Take out a server or a NIC of which there is an early warning, before it fails.",
+)
 @click.option("--checkpoint", metavar="DIR", help="Write checkpoints to this folder, or URL.")
 @click.option(
     "--every", type=click.IntRange(1), default=EVERY, show_default=True, help="Steps between checkpoints."

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bml.cli.output import current
-from bml.cli.printed import size_lines
+from bml.cli.printed import future_lines, size_lines
 from bml.cluster.launcher import jobsocket
 from bml.train.balancing.shown import in_words
 
@@ -52,6 +52,8 @@ def _show(now: dict[str, Any], console: Console) -> None:
     console.print("broken: " + (", ".join(now.get("failures", [])) or "nothing"))
     for nic, rate in now.get("slow", {}).items():
         console.print(f"slow: NIC {nic} runs at {rate}, trees avoid it")
+    for line in future_lines(now):
+        console.print(line)
     for line in _share_lines(now["servers"]):
         console.print(line)
     for line in size_lines(_sizes(now["servers"])):

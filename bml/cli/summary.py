@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bml.cli.printed import in_words, size_lines
+from bml.cli.printed import in_words, milliseconds, size_lines
 from bml.cluster.launcher.result import Result
 
 
@@ -57,7 +57,17 @@ def _ledger_lines(samples: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _view_table(views: list[dict[str, Any]]) -> Table:
-    table = Table("view", "servers", "after step", "noticed in", "recovered in", "reason", title="views")
+    table = Table(
+        "view",
+        "servers",
+        "after step",
+        "noticed in",
+        "recovered in",
+        "a step",
+        "predicted",
+        "reason",
+        title="views",
+    )
     for view in views:
         table.add_row(
             str(view["epoch"]),
@@ -65,10 +75,12 @@ def _view_table(views: list[dict[str, Any]]) -> Table:
             str(view["commit"]),
             _milliseconds(view["noticed_s"] or None),
             _milliseconds(view["recover_s"]),
+            _milliseconds(view["measured_s"]),
+            _milliseconds(view["predicted_s"]),
             escape(view["reason"]),
         )
     return table
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.0f} ms"
+    return "-" if seconds is None else milliseconds(seconds)

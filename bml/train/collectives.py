@@ -18,7 +18,7 @@ import numpy.typing as npt
 from msgspec import structs
 
 from bml.errors import ContributorLost
-from bml.protocol.step.workspace import Array
+from bml.protocol.step.workspace import Array, vector_of
 from bml.topology.errors import BmlError, UsageError
 from bml.train.agreement import Prepare
 from bml.train.balancing.stopwatch import Stopwatch
@@ -54,7 +54,7 @@ class Collectives:
         self.calls = Calls(communicator.slowdown)
         self.stopwatch = Stopwatch(lambda: communicator.clock())
         self.throughput = Throughput(lambda: communicator.clock(), lambda: self.stopwatch.all_waited_s)
-        self.steps = Steps(self.calls.later, self.stopwatch)
+        self.steps = Steps(self.calls.later, self.stopwatch, self.throughput.pace)
         self.position = Position(get_ident)
         self.contributors = communicator.servers
         """The servers whose contributions are in the last step that was waited for. At first these are all
@@ -139,6 +139,11 @@ class Collectives:
                 f"server {self.communicator.server} joins a running job, and its training function ended "
                 "before its first session.batches or session.steps"
             )
+
+    def begin_iteration(self) -> None:
+        """A boundary was passed: an iteration of a loop begins, or the loop is over."""
+        self.n_calls = 0
+        self.throughput.pace.passed(self.position.done)
 
     def end_iteration(self) -> None:
         """Wait for what was begun before the iteration that ends, and go by what was noted of it."""
@@ -244,8 +249,13 @@ class Collectives:
         text, signature = call
         while True:
             view = self.communicator.view
-            outcome = self.communicator.sync(view.epoch, prepare(view), op, text, signature, shared)
+            contribution = prepare(view)
+            pace = self.throughput.pace
+            pace.begin()
+            outcome = self.communicator.sync(view.epoch, contribution, op, text, signature, shared)
             if isinstance(outcome, Committed):
+                nbytes, waits = vector_of(contribution).nbytes, not self.steps.is_beside
+                pace.end(outcome.epoch, len(outcome.contributors), nbytes, waits)
                 self.n_steps += 1
                 if self.first_step:
                     outcome = structs.replace(outcome, step=outcome.step + self.first_step)

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from bml.errors import ContributorLost
+from bml.predict.pace import Pace
 from bml.topology.errors import UsageError
 from bml.train.balancing.stopwatch import Stopwatch
 from bml.train.priority.order import Order
@@ -131,9 +132,11 @@ class Steps:
         self,
         waiting: Callable[[], AbstractContextManager[object]],
         stopwatch: Stopwatch | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.waiting = waiting
         self._stopwatch = stopwatch or Stopwatch(lambda: 0.0)
+        self._pace = pace or Pace(lambda: 0.0)
         # Queues, not a condition: a signal's handler that raised in a condition would leave its lock wrong.
         self._begun: deque[Pending] = deque()
         """Steps that were begun and not waited for yet."""
@@ -198,6 +201,11 @@ class Steps:
             return finish(work())
 
     @property
+    def is_beside(self) -> bool:
+        """Whether the caller is the thread of the steps."""
+        return threading.current_thread() is self._thread
+
+    @property
     def under_way(self) -> bool:
         """Whether there are steps that were begun and not waited for here."""
         return bool(self._begun)
@@ -236,15 +244,17 @@ class Steps:
         """Wait until a step is over, and all before it unless it has a priority; finishes those, in order."""
         while wanted in self._begun:
             first = self._begun[0] if wanted.priority is None else wanted
+            self._pace.wait_begins()
             with self._stopwatch:
                 self._until_over(first)
+            self._pace.wait_ends()
             if first.error is None:
                 first.finish()
             self._begun.remove(first)
 
     def ask(self, function: Callable[[], Any]) -> Any:
         """Let the training thread call a function while it waits; returns the result, or raises the error."""
-        if threading.current_thread() is not self._thread:
+        if not self.is_beside:
             return function()
         call = self._call = _MainThreadCall(function)
         self._ring()

@@ -137,6 +137,14 @@ class Position:
                 )
 
     @property
+    def done(self) -> float:
+        """The share of the outermost loop that is done, 0 to 1; loops inside count as equally long."""
+        share = 0.0
+        for loop in reversed(self._open):
+            share = (max(0, loop.index) + share) / loop.length if loop.length else 1.0
+        return min(1.0, share)
+
+    @property
     def aims(self) -> bool:
         """Whether it is on its way to a path that it was given."""
         return self._aim is not None

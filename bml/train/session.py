@@ -351,7 +351,7 @@ class Session(CollectiveCalls):
         if taken is not None:
             whole.join(taken)
         index = self._position.advance(loop, index)
-        self._collectives.n_calls = 0
+        self._collectives.begin_iteration()
         if not drained or (self._position.aims and self.joins):
             return index
         if whole.given is not None and not self._position.aims:

@@ -57,6 +57,18 @@ class LinkStats(NamedTuple):
     """Bytes of payload that were read in the peer's memory; they are not in nbytes_received."""
 
 
+class LinkVitals(NamedTuple):
+    """What one connection and its heartbeats say of its health, since the transport was made.
+
+    `segments`: sent with data, `resent`: of those again, as they were lost. `late_s`: the longest time
+    between two heartbeats since it was asked for last, or since the last one; None before there are two.
+    """
+
+    segments: int
+    resent: int
+    late_s: float | None
+
+
 class Handler(Protocol):
     """The server, as a transport sees it: it says where payloads go, and hears what happens to peers."""
 
@@ -150,6 +162,10 @@ class Transport(Protocol):
 
     def flows(self) -> dict[LinkKey, Flow]:
         """The kernel's counters of every connection that is up."""
+        ...
+
+    def vitals(self) -> dict[LinkKey, LinkVitals]:
+        """What every connection that is up says of its health; a maximum is that since the last call."""
         ...
 
     def is_up(self, peer: int, level: int) -> bool:

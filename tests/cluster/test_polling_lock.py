@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import bml
-from bml.cluster.server.polling_lock import PollingLock
 from bml.errors import InvariantError
 from bml.io.poller import READ, Poller
+from bml.io.polling_lock import PollingLock
 
 _SOON_S = 5.0
 

@@ -55,7 +55,13 @@ class EmulatedFleet:
             )
         goodput = self._network.condition.rate_bit / 8 * fabric.GOODPUT
         constants = constants_of_emulated(spec.constants, goodput, up.n_servers)
-        known = replace(spec, emulated=self._network.name, nic_rate=goodput, constants=constants)
+        known = replace(
+            spec,
+            emulated=self._network.name,
+            nic_rate=goodput,
+            constants=constants,
+            constants_from=f"the rate of the emulated fabric, else {spec.constants_from}",
+        )
         apply_fault = self._injector.apply_fault
         if launcher == "processes":
             return ProcessFleet(known, prints, self._place, apply_fault)

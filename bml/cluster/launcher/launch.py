@@ -61,6 +61,7 @@ def start(
     absent: Iterable[int] = (),
     spares: int = 0,
     rejoin: bool = False,
+    preempt_suspects: bool = False,
     trace: bool = False,
     record: Path | None = None,
     metrics: int | str | None = None,
@@ -86,6 +87,7 @@ def start(
     if not callable(train):
         raise UsageError(f"{train!r:.80} cannot be called: give the training function, train(session)")
     file = None if record is None else file_to_write(record)
+    constants, constants_from = load_constants()
     texts = [faults] if isinstance(faults, str | Fault) else faults
     spec = JobSpec(
         fabric,
@@ -99,7 +101,9 @@ def start(
         traffic_class=None if traffic_class is None else traffic_class_of(traffic_class),
         spares=spares,
         rejoin=rejoin,
-        constants=load_constants()[0],
+        preempt_suspects=preempt_suspects,
+        constants=constants,
+        constants_from=constants_from,
         trace=trace,
         record=record is not None,
         metrics_on_ray=metrics == ON_RAY,
@@ -175,6 +179,7 @@ def launch(*arguments: Any, **options: Any) -> Result:
         absent: Servers that are not started; they may join later (`job.inject("join:4")`).
         spares: So many processes wait, with all imports done, to take the places of servers that are lost.
         rejoin: A server that is lost is started again and joins.
+        preempt_suspects: Of what a server gives an early warning, a server leaves, and a NIC is not used.
         trace: Servers record their actions and times, see `Result.trace`.
         record: File for `bml replay`, written at every view change and the end; see `Result.recording`.
         metrics: Port or "HOST:PORT" for Prometheus, see `Job.metrics_url`; "ray": at Ray's own endpoint.
@@ -192,7 +197,6 @@ def launch(*arguments: Any, **options: Any) -> Result:
     time, and the job goes on meanwhile: a slow function gets only the newest snapshot of a view, but every
     view, in order, while it is no more than 1,000 behind. An exception in them ends the job, and is raised.
     Once the job is over, calls that are still to come are waited for, up to 10 s.
-
     Errors of a job that ran have an attribute `result` with the reports of the survivors.
 
     Raises:

@@ -23,6 +23,7 @@ from bml.cluster.fleets.fleet import (
 )
 from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
+from bml.cluster.launcher.foretold import foretold
 from bml.cluster.launcher.graces import give_up_at, last_members
 from bml.cluster.launcher.jobsocket import JobSocket
 from bml.cluster.launcher.metrics import NO_ENDPOINT, Endpoint, NoEndpoint
@@ -122,6 +123,7 @@ class Job:
         docs/reference/formats.md.
         """
         answers = self._fleet.ask(("status", ""), _STATUS) if self.running else {}
+        said = foretold(answers)
         silent = [
             server
             for server in sorted({*self.spec.servers, *self._newcomers.incarnations})
@@ -137,6 +139,9 @@ class Job:
             "emulated": self.spec.emulated,
             "running": self.running,
             **self._snapshot,
+            "predicted": said["predicted"],
+            "remaining": said["remaining"],
+            "warnings": said["warnings"],
             "servers": {**answers, **{server: {"answers": False} for server in silent}},
             "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
             "lost": dict(sorted(self._result.dead.items())),

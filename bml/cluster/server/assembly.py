@@ -16,6 +16,7 @@ from bml.cluster.server.execution import Execution
 from bml.cluster.server.line import CoordinatorLine
 from bml.cluster.server.loop import ServerLoop
 from bml.cluster.server.nics import Nics
+from bml.cluster.server.outlook import Outlook
 from bml.cluster.server.peers import Peers
 from bml.cluster.server.shell import ServerShell
 from bml.cluster.spec import news
@@ -94,6 +95,7 @@ class Assembly(ServerShell):
             self.core, self.opened.transport, self.runner, self.peers, self.injection, self.handover,
             self.meeting, self.line.tell,
         )  # fmt: skip
+        self.outlook = Outlook(self, spec, pages is not None)
         self.nics = Nics(server, nics, self.poller, self._carrier_changed)
 
     def start(self, contacts: Contacts) -> None:
@@ -101,6 +103,7 @@ class Assembly(ServerShell):
         self.peers.start(contacts)
         self.runner.open(contacts)
         self.loop.start()
+        self.outlook.start()
 
     def take_recording(self, why: str) -> Callable[[], bytes]:
         """Take what the flight recorder holds, under the guard; the result packs it, in any thread.
@@ -139,8 +142,25 @@ class Assembly(ServerShell):
         """See ServerShell."""
         self.arrivals.tell_heard()
 
+    def slice_nbytes(self, nbytes: int) -> int:
+        """See ServerShell."""
+        return self.peers.slice_nbytes(nbytes)
+
+    def predicted(self) -> dict[str, Any] | None:
+        """See ServerShell."""
+        return self.outlook.predicted()
+
+    def remaining(self, now: float) -> dict[str, float] | None:
+        """See ServerShell."""
+        return self.outlook.remaining(now)
+
+    def warnings(self, now: float) -> list[dict[str, Any]]:
+        """See ServerShell."""
+        return self.outlook.warnings(now)
+
     def close(self) -> None:
         """See ServerShell."""
+        self.outlook.close()
         self.loop.close()
         self.nics.close()
         self.line.close()

@@ -11,10 +11,10 @@ import time
 
 import numpy as np
 
-from bml.cluster.server.polling_lock import PollingLock
 from bml.cluster.server.shell import ServerShell
 from bml.cluster.steps.deferral import unbroken
 from bml.cluster.steps.meeting import Reply, Signalled
+from bml.io.polling_lock import PollingLock
 from bml.io.spin import NO_SPIN, CoreContention, Spin, n_cores, yield_core, yield_idle_core
 from bml.protocol.server import events as ev
 from bml.topology.errors import BmlError, InvariantError

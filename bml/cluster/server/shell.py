@@ -90,6 +90,22 @@ class ServerShell(ABC):
         return self.throughput.summary() if self.throughput else {}
 
     @abstractmethod
+    def slice_nbytes(self, nbytes: int) -> int:
+        """Return the length of the slices of a step of so many bytes."""
+
+    @abstractmethod
+    def predicted(self) -> dict[str, Any] | None:
+        """Return what is predicted for the view in force, and what was measured; see Outlook."""
+
+    @abstractmethod
+    def remaining(self, now: float) -> dict[str, float] | None:
+        """Return the seconds that are left; see Outlook."""
+
+    @abstractmethod
+    def warnings(self, now: float) -> list[dict[str, Any]]:
+        """Return the early warnings that stand; see Outlook."""
+
+    @abstractmethod
     def tell_heard(self) -> None:
         """Tell the core which peers were heard since it was told last."""
 

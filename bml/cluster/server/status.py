@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bml.cluster.server.shell import ServerShell
 from bml.cluster.spec.job import Contact
+from bml.predict.step_time import Foretold
 from bml.protocol.server.core import ServerCore
 from bml.protocol.step.spans import size
 from bml.protocol.wire.messages import slow_nics
@@ -64,6 +66,9 @@ def status(shell: ServerShell, now: float) -> dict[str, Any]:
         "shares": shell.shares,
         "checkpoints": shell.checkpoints() if shell.checkpoints else None,
         "sizes": shell.sizes(),
+        "predicted": shell.predicted(),
+        "remaining": shell.remaining(now),
+        "warnings": shell.warnings(now),
         "faults": [str(fault) for fault in shell.injection.pending],
     }
 
@@ -78,8 +83,8 @@ def transport_used(opened: Opened) -> dict[str, Any]:
     }
 
 
-def view_records(core: ServerCore) -> list[dict[str, object]]:
-    """The views that a server lived through.
+def view_records(core: ServerCore, foretold: Callable[[int], Foretold]) -> list[dict[str, object]]:
+    """The views that a server lived through, each with what was `foretold` of it.
 
     `at_s`: when each came, in seconds after the first of the job; None if this server did not see that one.
     """
@@ -96,6 +101,9 @@ def view_records(core: ServerCore) -> list[dict[str, object]]:
             "reason": record.view.reason,
             "noticed_s": record.view.noticed_s,
             "recover_s": record.recover_s,
+            "predicted_s": foretold(record.view.epoch).predicted_s,
+            "measured_s": foretold(record.view.epoch).measured_s,
+            "predicted_from": foretold(record.view.epoch).basis,
         }
         for record in core.views
     ]

@@ -59,7 +59,9 @@ class JobSpec:
     `least`: the job begins as soon as so many of the others are there, and these join when they come; None:
     it begins with all of them. `spares`: processes that wait for the places of lost servers.
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
+    `constants_from`: their source in words.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
+    `preempt_suspects`: what a server warns of is taken out before it fails.
     `nic_rate`: bytes per second of every NIC, if known. `trace`: servers record their actions and times.
     `record`: reports bring the recordings of the flight recorders, also from servers that ended well.
     `metrics_on_ray`: the actors of servers bring their metrics to Ray's endpoint.
@@ -82,7 +84,9 @@ class JobSpec:
     least: int | None = None
     spares: int = 0
     constants: Constants = DEFAULTS
+    constants_from: str = "default constants, not measured here"
     nic_rate: float | None = None
+    preempt_suspects: bool = False
     trace: bool = False
     record: bool = False
     metrics_on_ray: bool = False

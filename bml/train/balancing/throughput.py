@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
+from bml.predict.pace import Pace
+
 
 class SizeSummary(TypedDict):
     """The steps of one size: how many, the samples of their batches, and the `seconds` that steps were timed.
@@ -53,6 +55,8 @@ class Throughput:
         """Samples of lost servers that this one computed in their place, once for each part of a gradient."""
         self.exposed_s = exposed_s
         """Returns how long the training function was in calls that wait for steps, in seconds."""
+        self.pace = Pace(clock)
+        """The times of single steps."""
         self._clock = clock
         self._sizes: dict[int, _Size] = {}
         self._last_s: float | None = None
@@ -76,6 +80,7 @@ class Throughput:
     def batch(self, size: int, n_samples: int) -> None:
         """A batch with so many samples was committed; its last step had so many contributors."""
         self._sizes[size].samples += n_samples
+        self.pace.shares_work = True
 
     @property
     def n_samples(self) -> int:

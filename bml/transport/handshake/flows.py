@@ -11,6 +11,8 @@ from bml.faults.stalls import Flow
 
 # Of struct tcp_info: retransmits, probes; unacked; bytes_acked; segs_in, notsent_bytes, data_segs_in.
 _INFO = struct.Struct("=2xBB20xI92xQ12xII4xI")
+# Of the same: total_retrans; data_segs_out; dsack_dups.
+_SEGMENTS = struct.Struct("=100xI52xI56xI")
 
 # The socket module has no names for them.
 _SO_ATTACH_FILTER = 26
@@ -33,6 +35,16 @@ def flow_of(sock: socket.socket, moved: tuple[int, float] = (0, 0.0)) -> Flow:
     retransmits, probes, unacked, nbytes_acked, segments, notsent, with_data = _INFO.unpack(raw)
     outstanding = unacked > 0 or notsent > 0
     return Flow(outstanding, nbytes_acked + segments - with_data, retransmits + probes, *moved)
+
+
+def segments_of(sock: socket.socket) -> tuple[int, int]:
+    """Segments with data that this connected TCP socket has sent, and how many were lost. Raises OSError.
+
+    Those that the peer had twice in the end were late, not lost: the kernel has asked or guessed too soon.
+    """
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SEGMENTS.size)
+    resent, segments, twice = _SEGMENTS.unpack(raw)
+    return segments, max(0, resent - twice)
 
 
 def hold(sock: socket.socket) -> None:

@@ -9,6 +9,7 @@ does not count a second time.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -42,6 +43,8 @@ class HeartbeatSocket:
         self._sequence = 0
         self._latest: dict[int, int] = {}
         self._known: dict[int, tuple[Endpoint, int]] = {}
+        self._gaps: dict[int, tuple[float, float]] = {}
+        """When the latest heartbeat of each peer came, and the longest gap between two, in seconds."""
         self.rejected = 0
         """The number of datagrams that were no valid new heartbeats for this NIC."""
         poller.add(sock.fileno(), READ, self._ready)
@@ -69,6 +72,15 @@ class HeartbeatSocket:
         if self._known.get(peer) != (endpoint, incarnation):
             self._known[peer] = (endpoint, incarnation)
             self._latest.pop(peer, None)
+            self._gaps.pop(peer, None)
+
+    def take_gap_s(self, peer: int, now: float) -> float | None:
+        """The longest gap between two heartbeats of a peer since this was asked last."""
+        if peer not in self._gaps:
+            return None
+        last_s, gap_s = self._gaps[peer]
+        self._gaps[peer] = last_s, 0.0
+        return max(gap_s, now - last_s)
 
     def mute(self) -> None:
         """Neither send nor receive until `unmute`."""
@@ -123,9 +135,14 @@ class HeartbeatSocket:
                 self.rejected += 1
                 continue
             self._latest[heartbeat.server] = heartbeat.sequence
+            self._note(heartbeat.server, time.monotonic())
             self._on_heartbeat(heartbeat.server)
             if self._muted or self._held is not None or self._sock.fileno() < 0:
                 return
+
+    def _note(self, peer: int, now: float) -> None:
+        last_s, gap_s = self._gaps.get(peer, (now, 0.0))
+        self._gaps[peer] = now, max(gap_s, now - last_s)
 
     def _is_new(self, heartbeat: Heartbeat) -> bool:
         me = self._identity

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,9 +22,17 @@ from bml.protocol.step.slices import LAN_RATE
 from bml.protocol.wire.frame import Header
 from bml.topology.errors import InvariantError, UsageError
 from bml.transport.handshake.auth import Hello, Identity, Role
-from bml.transport.handshake.flows import flow_of, hold, release, set_pace
+from bml.transport.handshake.flows import flow_of, hold, release, segments_of, set_pace
 from bml.transport.handshake.greeting import Dial, OnFailed, address_family
-from bml.transport.interface import FIRST_INCARNATIONS, Endpoint, Handler, LinkKey, LinkStats, LostKind
+from bml.transport.interface import (
+    FIRST_INCARNATIONS,
+    Endpoint,
+    Handler,
+    LinkKey,
+    LinkStats,
+    LinkVitals,
+    LostKind,
+)
 from bml.transport.links.link import Link, LinkCallbacks, LinkConnection, LinkState, OnEnd
 from bml.transport.links.nic import LocalNic
 from bml.transport.links.opening import Opening
@@ -147,6 +156,16 @@ class LinkTransport:
                 with suppress(OSError):  # the end of this connection is about to be reported
                     backlog = link.queue.backlog
                     found[key] = flow_of(link.sock, backlog.moved(link.sock) if backlog else (0, 0.0))
+        return found
+
+    def vitals(self) -> dict[LinkKey, LinkVitals]:
+        """See `Transport`."""
+        now, found = time.monotonic(), dict[LinkKey, LinkVitals]()
+        for (peer, level), link in self._links.items():
+            if link.sock is not None:
+                with suppress(OSError):  # the end of this connection is about to be reported
+                    late_s = self._nics[level].heartbeats.take_gap_s(peer, now)
+                    found[peer, level] = LinkVitals(*segments_of(link.sock), late_s)
         return found
 
     def is_up(self, peer: int, level: int) -> bool:

@@ -1,0 +1,176 @@
+"""What a server says of the future: a thread looks once a second at what was noted, and predicts.
+
+Steps never wait for it. What it finds is in the status (`bml status`) and in the report.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from bml.cluster.server.shell import ServerShell
+from bml.cluster.spec import news
+from bml.cluster.spec.job import JobSpec
+from bml.faults.slowness import slowed
+from bml.io.vitals import HostVitals
+from bml.predict.pace import Pace
+from bml.predict.remaining import Remaining
+from bml.predict.step_time import Foretold, Predictor, Wires, modelled, modelled_shared
+from bml.predict.trouble import Trouble, Warning
+from bml.protocol.server import events as ev
+from bml.protocol.wire.messages import View
+from bml.schedule import Schedules
+from bml.topology import LinkFailure
+
+_LOG = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_USED_ON = ("falling", "slow")
+"""Warnings of NICs that are used as much as they can carry, and are not taken out."""
+
+
+class Outlook:
+    """Predictions of one server; `shares_memory`: its steps take no links."""
+
+    def __init__(self, shell: ServerShell, spec: JobSpec, shares_memory: bool):
+        self._shell = shell
+        self._spec = spec
+        self._shares_memory = shares_memory
+        self._fabric = spec.parsed_fabric()
+        self._predictor = Predictor(spec.constants_from, known=spec.nic_rate is not None)
+        self._remaining = Remaining()
+        self._trouble = Trouble(shell.core.server, spec.timeouts().heartbeat_s)
+        self._host = HostVitals()
+        self._lost: Mapping[int, int] = {}
+        self._modelled = 0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bml-outlook", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._over.set()
+
+    def predicted(self) -> dict[str, Any] | None:
+        """What is predicted for the view in force, beside what was measured; None: nothing yet."""
+        pace, epoch = self._pace, self._shell.core.epoch
+        predicted = self._predictor.predictions.get(epoch)
+        return None if predicted is None or pace is None else predicted.shown(pace.views.get(epoch))
+
+    def remaining(self, now: float) -> dict[str, float] | None:
+        """The seconds that are left of the outermost loop; None: too little is known."""
+        rest = self._remaining.rest(now)
+        return None if rest is None else {"done": self._remaining.done, **asdict(rest)}
+
+    def warnings(self, now: float) -> list[dict[str, Any]]:
+        """The early warnings that stand."""
+        return [each.shown(now) for each in list(self._trouble.warnings.values())]
+
+    def of_view(self, epoch: int) -> Foretold:
+        """What was predicted for the steps of a view, and what they took, for the report."""
+        predicted, pace = self._predictor.predictions.get(epoch), self._pace
+        if predicted is None or pace is None:
+            return Foretold(None, None, "")
+        return Foretold(predicted.step_s, predicted.measured_s(pace.views.get(epoch)), predicted.basis)
+
+    def look(self, now: float) -> None:
+        """Take in what was noted, and predict what can be. Never raises: a job runs without, too."""
+        try:
+            with self._lock:
+                self._look(now)
+        except Exception:
+            _LOG.exception("server %d cannot predict", self._shell.core.server)
+
+    def looked(self) -> Outlook:
+        """Return this, after a look at what was noted until now."""
+        self.look(time.monotonic())
+        return self
+
+    @property
+    def _pace(self) -> Pace | None:
+        return None if self._shell.throughput is None else self._shell.throughput.pace
+
+    def _run(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            now = time.monotonic()
+            self.look(now)
+            try:
+                self._watch(now)
+            except Exception:
+                _LOG.exception("server %d cannot look for trouble", self._shell.core.server)
+
+    def _watch(self, now: float) -> None:
+        """Look for trouble ahead; what is new is logged, and with `preempt` acted on."""
+        me, samples = self._shell.core.server, self._shell.nics.samples
+        if not samples:
+            return
+        at_s, peers, lost = samples.pop()
+        new = {level: times - self._lost.get(level, 0) for level, times in lost.items()}
+        self._lost = lost
+        host, view = self._host.sample(now), self._shell.core.view
+        slow = {} if view is None else {level: n for (who, level), n in view.halvings.items() if who == me}
+        for warning in self._trouble.sample(peers, new, host, self._modelled, at_s, slow):
+            shown = warning.shown(at_s)
+            _LOG.warning(
+                "%s",
+                news.line(
+                    "early-warning", server=me, part=shown["part"], kind=warning.kind,
+                    why=warning.text,
+                ),
+            )  # fmt: skip
+        if self._spec.preempt_suspects:
+            for warning in self._trouble.acute:
+                self._preempt(warning)
+
+    def _preempt(self, warning: Warning) -> None:
+        """Take out what a warning is about before it fails, if it is a part of this server.
+
+        A NIC whose rate falls is not: trees use it as much as it can carry.
+        """
+        shell, view = self._shell, self._shell.core.view
+        me = shell.core.server
+        if warning.server != me or view is None:
+            return
+        why = f"early warning: {warning.text}"
+        if warning.level is None:
+            shell.handover.ask_to_leave(why)
+        elif warning.kind not in _USED_ON and str(LinkFailure(me, warning.level)) not in view.failures:
+            shell.request(ev.OwnNicLost(warning.level, f"NIC {me}/{warning.level} is taken out: {why}"))
+
+    def _look(self, now: float) -> None:
+        pace, views = self._pace, self._shell.core.views
+        if pace is None or not views:
+            return
+        pace.look()
+        for view in [record.view for record in views if record.view.epoch >= self._modelled]:
+            if view.epoch > self._modelled:
+                self._predictor.installed(view.epoch, self._model(view))
+            self._predict(view, self._modelled, pace)
+            self._modelled = view.epoch
+        if pace.boundary is not None:
+            self._remaining.note(pace.boundary[0], self._modelled, pace.boundary[1])
+
+    def _predict(self, view: View, before: int, pace: Pace) -> None:
+        known = view.epoch in self._predictor.predictions
+        self._predictor.look(pace.views, len(view.contributors), pace.shares_work)
+        predicted, earlier = self._predictor.predictions.get(view.epoch), pace.views.get(before)
+        if known or predicted is None or earlier is None or before == view.epoch:
+            return
+        took_s = predicted.measured_s(earlier)
+        if took_s:
+            self._remaining.expect(view.epoch, predicted.step_s / took_s)
+
+    def _model(self, view: View) -> Wires:
+        if self._shares_memory:
+            return modelled_shared(len(view.contributors), self._spec.constants)
+        fabric = slowed(self._fabric.without(*view.failures), view.halvings)
+        schedules = Schedules(fabric, self._spec.algorithm, self._spec.constants)
+        return modelled(schedules, self._spec.constants, self._shell.slice_nbytes)
