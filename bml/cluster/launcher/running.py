@@ -24,7 +24,8 @@ from bml.cluster.fleets.fleet import (
 from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.graces import give_up_at, last_members
-from bml.cluster.launcher.jobsocket import JobSocket
+from bml.cluster.launcher.history import History
+from bml.cluster.launcher.jobsocket import OUTCOME_S, JobSocket
 from bml.cluster.launcher.newcomers import Newcomers, server_of
 from bml.cluster.launcher.recorder import Recorder
 from bml.cluster.launcher.restarts import OUT
@@ -63,6 +64,7 @@ class Job:
         self._launcher = launcher
         self._teller = teller
         self._result = Result(spec)
+        self._history = History()
         self._recorder = Recorder(spec, fleet.ask, record)
         self._newcomers = Newcomers(
             fleet.join, fleet.spares, self._result, self._is_here, lambda: self._is_over
@@ -135,7 +137,15 @@ class Job:
             "lost": dict(sorted(self._result.dead.items())),
             "awaited": self._newcomers.awaited,
             "spares": self._fleet.spares.left,
+            "views": self._history.views,
+            "events": self._history.events,
         }
+
+    def outcome(self, within_s: float = 0.0) -> dict[str, Any]:
+        """Say how the job has ended, ready for JSON; {} if it still runs after `within_s` seconds."""
+        if not self._is_over_by(time.monotonic() + within_s):
+            return {}
+        return self._result.outcome(self._error or self._teller.error)
 
     def inject(self, spec: str | Fault) -> dict[str, Any]:
         """Inject one fault: `kill:4`, `freeze:2,for=3s`, `switch:0/2`; later with `@step=9` or `@t=2s`.
@@ -167,6 +177,7 @@ class Job:
                 f"{sorted(self._result.dead) or 'none'}; "
                 "a server that did not answer applies it when it wakes"
             )
+        self._history.note("fault", f"injected: {fault}", time.time())
         return {"fault": str(fault), "job": self.name, "done": done}
 
     def dump(self, path: str | None = None) -> dict[str, Any]:
@@ -295,7 +306,9 @@ class Job:
             return self.status()
         if request.get("do") == "dump":
             return self.dump()
-        known = "for its status, for a dump, and to inject a fault"
+        if request.get("do") == "outcome":
+            return self.outcome(OUTCOME_S)
+        known = "for its status and outcome, for a dump, and to inject a fault"
         raise UsageError(f"a job can be asked {known}, not {request!r:.80}")
 
     # --- following -------------------------------------------------------------------------------
@@ -331,6 +344,7 @@ class Job:
 
     def _heard(self, event: FleetEvent, missing: set[int]) -> None:
         result = self._result
+        self._history.heard(event, time.time())
         if isinstance(event, Reported):
             result.struck.update(event.report.struck)
             result.told.add(event.report.server)
