@@ -102,10 +102,13 @@ class Layout:
     inner_lines: list[Line] = field(default_factory=list)
 
 
-def layout(fabric: Fabric) -> Layout:
-    """Lay out a fabric; what is dead in it is laid out, too."""
+def layouts(fabric: Fabric) -> list[Layout]:
+    """Lay out a fabric, the largest drawing first; what is dead in it is laid out, too."""
+    return [_layout(fabric, sizes) for sizes in (_FULL, _COMPACT)[fabric.n_servers > MOST_IN_FULL :]]
+
+
+def _layout(fabric: Fabric, sizes: Sizes) -> Layout:
     wiring = fabric.wiring
-    sizes = _FULL if fabric.n_servers <= MOST_IN_FULL else _COMPACT
     made = Layout(fabric.name, sizes, is_cable=isinstance(wiring, Torus))
     if isinstance(wiring, Torus):
         _torus(made, fabric, wiring)

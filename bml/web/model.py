@@ -149,7 +149,7 @@ def _headline(parts: Parts, mood: str, trouble: list[Trouble]) -> str:
         for kind, word in (("server", "server"), ("switch", "switch"), ("nic", "NIC"))
         if by_kind[kind, state]
     ]
-    return f"{plural(n_members, 'server')} in the view; {', '.join(said)}"
+    return f"{n_members} of {parts.fabric.n_servers} servers in the view; {', '.join(said)}"
 
 
 def _short(state: State) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +12,7 @@ from bml.web.words import State
 
 _SLOW_SPEED = 0.8
 """A server that computes at less than this part of the fastest's speed is slow."""
+_OUT = re.compile(r"^server \d+ is out of view \d+: ")
 Numbered = dict[int, Any]
 
 
@@ -106,7 +108,7 @@ class Parts:
         if server in self._waiting:
             return "joining", "it asks to join, and is let in at the next step boundary"
         if server in self.lost:
-            return "dead", str(self.lost[server])
+            return "dead", _OUT.sub("", str(self.lost[server]))
         if server in self._dead:
             return "dead", "it is not in the view any more"
         if server in self._awaited:

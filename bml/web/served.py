@@ -23,7 +23,7 @@ from bml.topology import parse
 from bml.web import model
 from bml.web.board import Board
 from bml.web.faults import OFFERS
-from bml.web.layout import layout
+from bml.web.layout import layouts
 from bml.web.site import Site
 from bml.web.source import Source
 
@@ -205,4 +205,4 @@ def _history(status: dict[str, Any]) -> bytes:
 def _fabric(name: str) -> bytes:
     """The drawing of a fabric, and the faults that its parts can have."""
     offers = {part: [asdict(each) for each in offered] for part, offered in OFFERS.items()}
-    return _encoded({**asdict(layout(parse(name))), "offers": offers})
+    return _encoded({"layouts": [asdict(each) for each in layouts(parse(name))], "offers": offers})

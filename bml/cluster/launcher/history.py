@@ -22,6 +22,7 @@ class History:
         self._views: deque[dict[str, Any]] = deque(maxlen=MOST_VIEWS)
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._last: dict[str, Any] = {}
+        self._epoch = 0
 
     @property
     def views(self) -> list[dict[str, Any]]:
@@ -46,9 +47,9 @@ class History:
             case Changed(snapshot):
                 self.seen(snapshot, now_s)
             case Died(server, why):
-                self.note("lost", f"server {server}: {why}", now_s)
+                self.note("lost", _lost(server, why), now_s)
             case Reported(report) if report.kind in OUT:
-                self.note("lost", f"server {report.server}: {report.error}", now_s)
+                self.note("lost", _lost(report.server, report.error), now_s)
             case Reported(report):
                 self.note("ended", f"server {report.server} has ended: {report.outcome}", now_s)
             case NotInjected(fault, why):
@@ -65,7 +66,8 @@ class History:
             self.note("coordinator", f"coordinator {snapshot['term']} has taken over", now_s)
         for server in _new(snapshot, before, "waiting"):
             self.note("joining", f"server {server} asks to join", now_s)
-        if snapshot["epoch"] > before.get("epoch", 0):
+        if snapshot["epoch"] > self._epoch:  # a new coordinator begins without a view
+            self._epoch = snapshot["epoch"]
             self._views.append(
                 {
                     **{key: snapshot[key] for key in ("epoch", "members", "failures", "slow")},
@@ -76,6 +78,10 @@ class History:
             )
             text = f"view {snapshot['epoch']}: {len(snapshot['members'])} servers ({snapshot['reason']})"
             self.note("view", text, now_s)
+
+
+def _lost(server: int, why: str) -> str:
+    return why if why.startswith(f"server {server} ") else f"server {server}: {why}"
 
 
 def _new(snapshot: dict[str, Any], before: dict[str, Any], key: str) -> list[Any]:

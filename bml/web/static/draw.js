@@ -54,8 +54,6 @@ const Draw = (() => {
       this.parts = new Map();
       this.nics = new Map();
       this.selected = null;
-      this.ways = [];
-      this.tokens = new Map();
       svg.replaceChildren();
       svg.setAttribute("viewBox", `0 0 ${layout.width} ${layout.height}`);
       svg.setAttribute("class", layout.sizes.full ? "full" : "compact");
@@ -70,16 +68,15 @@ const Draw = (() => {
       for (const place of layout.servers) this.addServer(place);
       const first = this.parts.get("server:0");
       if (first) first.group.setAttribute("tabindex", "0");
-      svg.addEventListener("keydown", event => this.key(event));
-      svg.addEventListener("click", event => this.clicked(event));
+      svg.onkeydown = event => this.key(event);
+      svg.onclick = event => this.clicked(event);
       this.fit();
     }
 
     /** Draw at natural size, or as wide as there is room; small drawings may grow a little. */
     fit() {
       const room = this.svg.parentElement.clientWidth;
-      const least = this.layout.sizes.full ? 0.62 : 0.8;
-      const scale = Math.min(1.25, Math.max(least, room / this.layout.width));
+      const scale = Math.min(this.layout.sizes.full ? 1.3 : 1.6, Math.max(0.8, room / this.layout.width));
       put(this.svg, "width", Math.floor(this.layout.width * scale));
       put(this.svg, "height", Math.floor(this.layout.height * scale));
     }
@@ -112,7 +109,7 @@ const Draw = (() => {
       const [x, y] = middle(place.line);
       let text = null;
       if (full && place.side) {
-        const offsets = { top: [8, 4], right: [24, 4], left: [-4, -8], along: [0, -6], beside: [7, 4] };
+        const offsets = { top: [8, 4], right: [19, 4], left: [-4, -8], along: [0, -6], beside: [7, 4] };
         const [dx, dy] = offsets[place.side];
         text = make(group, "text", { x: x + dx, y: y + dy }, "");
       }
@@ -200,7 +197,6 @@ const Draw = (() => {
       put(drawn.group, "class", `${drawn.base} ${nic.state}${ofDead ? " of-dead" : ""}${quiet}`);
       put(drawn.mark, "href", `#sign-${nic.state}`);
       const widest = this.layout.sizes.full ? 5 : 3;
-      put(drawn.group, "data-width", Math.round(1 + widest * (nic.sent_per_s || 0) / most));
       drawn.group.style.setProperty("--width", String(1.5 + widest * (nic.sent_per_s || 0) / most));
       if (drawn.text) write(drawn.text, hurt ? nic.state : nic.sent_per_s ? rate(Math.max(nic.sent_per_s, nic.received_per_s)) : "");
       if (drawn.text) drawn.text.setAttribute("dx", hurt && drawn.place.side === "top" ? 4 : 0);
@@ -287,5 +283,10 @@ const Draw = (() => {
     }
   }
 
-  return { Fabric, write, put, rate };
+  /** The first layout that fits into a width of so many pixels without being too small to read, or the last. */
+  function fitting(layouts, room) {
+    return layouts.find(each => each.width * 0.85 <= room) || layouts[layouts.length - 1];
+  }
+
+  return { Fabric, fitting, write, put, rate };
 })();

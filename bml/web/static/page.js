@@ -8,7 +8,7 @@
   const SIGNS = { fine: "working", well: "working", hurt: "warning", failed: "dead", changing: "changing", starting: "changing" };
   const OF_EVENT = { view: "plain", suspected: "suspected", joining: "joining", coordinator: "joining", lost: "dead", fault: "slow", ended: "ended" };
   const EVENT_SIGN = { view: "changing", coordinator: "changing", fault: "warning" };
-  let fabric = null, layout = null, page = null, chosenWay = null, offers = {}, drawn = "";
+  let fabric = null, layout = null, page = null, chosenWay = null, offers = {}, layouts = [], drawn = "";
 
   function make(tag, attributes = {}, ...children) {
     const made = document.createElement(tag);
@@ -58,7 +58,7 @@
     write(at("headline"), page.headline);
     write(at("reason"), page.epoch ? `View ${page.epoch}: ${page.reason || "no reason given yet"}` : "");
     write(at("step"), page.step.toLocaleString("en"));
-    write(at("pace"), page.steps_per_s === null ? "–" : String(page.steps_per_s));
+    write(at("pace"), page.steps_per_s === null ? "–" : page.steps_per_s.toPrecision(page.steps_per_s < 100 ? 2 : 3));
     write(at("epoch"), String(page.epoch || "–"));
     write(at("phase"), page.phase || "–");
     announce(before);
@@ -128,7 +128,7 @@
       if (!line) {
         line = body.insertRow();
         line.append(make("th", { scope: "row" }));
-        for (const name of ["", "number", "", "", ""]) line.append(make("td", name ? { class: name } : {}));
+        for (const name of ["", "number", "", "lines", ""]) line.append(make("td", name ? { class: name } : {}));
       }
       const [number, state, step, phase, nics, waits] = line.children;
       write(number, String(each.server));
@@ -138,7 +138,7 @@
       }
       write(step, each.step === null ? "" : String(each.step));
       write(phase, each.phase ? each.phase + (each.progress === null ? "" : ` ${Math.round(each.progress * 100)} %`) : "");
-      write(nics, each.nics.map(nic => `${nic.level}: ${nicText(nic)}`).join(", "));
+      write(nics, each.nics.map(nic => `${nic.level}: ${nicText(nic)}`).join("\n"));
       write(waits, each.waits_for || each.why);
     });
   }
@@ -263,9 +263,9 @@
   stream.addEventListener("fabric", event => {
     if (layout && event.data === drawn) return; // the stream has been opened again
     drawn = event.data;
-    layout = JSON.parse(event.data);
-    offers = layout.offers;
-    fabric = new Draw.Fabric(at("drawing"), layout, () => page && page.servers.length && (fabric.update(page), part()));
+    ({ layouts, offers } = JSON.parse(event.data));
+    layout = null;
+    fit();
     if (injects) {
       at("inject").hidden = false;
       at("job-faults").replaceChildren(faultButtons("job", "", "Coordinator"));
@@ -280,7 +280,19 @@
   });
   stream.addEventListener("error", lostSince);
 
-  new ResizeObserver(() => fabric && fabric.fit()).observe(at("stage"));
+  /** Draw the layout that fits, anew if it is another one than before. */
+  function fit() {
+    const best = Draw.fitting(layouts, at("stage").clientWidth);
+    if (best === layout) return fabric && fabric.fit();
+    layout = best;
+    const selected = fabric && fabric.selected;
+    fabric = new Draw.Fabric(at("drawing"), layout, () => page && page.servers.length && (fabric.update(page), part()));
+    if (page && page.servers.length) fabric.update(page);
+    if (selected) fabric.select(selected);
+    if (page) ways();
+  }
+
+  new ResizeObserver(() => layouts.length && fit()).observe(at("stage"));
   at("unselect").addEventListener("click", () => {
     const key = fabric.selected;
     fabric.select(null);
