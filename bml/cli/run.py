@@ -23,7 +23,7 @@ from bml.cli.printed import check_writable, strict_json
 from bml.cli.recordings.kept import dumping, keep_recording
 from bml.cli.summary import summarise
 from bml.cli.values import FiniteRange, ServerRange, TrafficClass
-from bml.cli.web import WithWeb, served, shown, web_options
+from bml.cli.web.options import WithWeb, served, shown, web_options
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.launcher.callbacks import view_line
 from bml.cluster.launcher.launch import KEPT_MIB, LAUNCHERS, start

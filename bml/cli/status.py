@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bml.cli.output import current
 from bml.cli.printed import size_lines
-from bml.cli.web import WithWeb, served, web_options
+from bml.cli.web.options import WithWeb, served, web_options
 from bml.cluster.launcher import jobsocket
 from bml.train.balancing.shown import in_words
 

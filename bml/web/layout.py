@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bml.topology import BCube, Fabric, Torus
 from bml.topology.fattree import FatTree
@@ -19,7 +19,7 @@ Line = tuple[Point, ...]
 
 MOST_IN_FULL = 36
 """Servers of the largest fabric whose tiles have room for a phase, and whose NICs have room for a rate."""
-_WIDEST = 1500.0
+_WIDEST = 950.0
 _MARGIN = 16.0
 
 
@@ -239,7 +239,7 @@ def _strips(made: Layout, fabric: Fabric, wiring: BCube, at: Callable[[int], Poi
 
 def _torus(made: Layout, fabric: Fabric, wiring: Torus) -> None:
     """Cables of dimensions 0 and 1 go right and down by half the way; those that close a ring go out."""
-    sizes = made.sizes
+    sizes = made.sizes = replace(made.sizes, pitch=(made.sizes.pitch[0] * 1.2, made.sizes.pitch[1]))
     (w, h), (across, down) = sizes.tile, sizes.pitch
     at = _grid(fabric, sizes, wiring.size)
     if wiring.dimensions == 1:

@@ -40,7 +40,7 @@ const Draw = (() => {
   function rate(bytes) {
     if (bytes === null || bytes === undefined) return "";
     for (const [unit, size] of [["GB/s", 1e9], ["MB/s", 1e6], ["kB/s", 1e3]]) {
-      if (bytes >= size) return `${(bytes / size).toPrecision(bytes >= 100 * size ? 3 : 2)} ${unit}`;
+      if (bytes >= size) return `${(bytes / size).toFixed(bytes < 9.95 * size ? 1 : 0)} ${unit}`;
     }
     return bytes > 0 ? `${Math.round(bytes)} B/s` : "0";
   }
@@ -220,7 +220,7 @@ const Draw = (() => {
       const length = Math.hypot(b.x - a.x, b.y - a.y) || 1;
       const [ux, uy] = [(b.x - a.x) / length, (b.y - a.y) / length];
       const reach = Math.min(w / 2 / (Math.abs(ux) || 1e-9), h / 2 / (Math.abs(uy) || 1e-9)) + 3;
-      const bend = 14 + length * 0.1;
+      const bend = (this.layout.sizes.full ? 14 : 6) + length * 0.1;
       const [x0, y0, x1, y1] = [a.x + ux * reach, a.y + uy * reach, b.x - ux * reach, b.y - uy * reach];
       const [cx, cy] = [(x0 + x1) / 2 - uy * bend, (y0 + y1) / 2 + ux * bend];
       make(this.top, "path", { class: "way", "marker-end": "url(#arrow)", d: `M${x0} ${y0}Q${cx} ${cy} ${x1} ${y1}` });

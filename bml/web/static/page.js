@@ -58,7 +58,7 @@
     write(at("headline"), page.headline);
     write(at("reason"), page.epoch ? `View ${page.epoch}: ${page.reason || "no reason given yet"}` : "");
     write(at("step"), page.step.toLocaleString("en"));
-    write(at("pace"), page.steps_per_s === null ? "–" : page.steps_per_s.toPrecision(page.steps_per_s < 100 ? 2 : 3));
+    write(at("pace"), page.steps_per_s === null ? "–" : page.steps_per_s.toFixed(page.steps_per_s < 10 ? 1 : 0));
     write(at("epoch"), String(page.epoch || "–"));
     write(at("phase"), page.phase || "–");
     announce(before);
@@ -86,7 +86,7 @@
   function troubles() {
     const rows = page.trouble.length ? page.trouble : [null];
     list(at("troubles"), rows, each => {
-      if (!each) return make("li", { class: `${page.servers.length ? "working" : "plain"} none` }, page.servers.length ? signOf("working") : "", page.servers.length ? "Nothing: all parts work." : "Nothing is known yet.");
+      if (!each) return page.servers.length ? row("working", "working", "Nothing: all parts work.") : row("plain", "silent", "Nothing is known yet.");
       const key = each.kind === "nic" ? `server:${each.part.split("/")[0]}` : `${each.kind}:${each.part}`;
       const button = make("button", { type: "button", "data-key": `${each.kind}:${each.part}` }, signOf(each.state), make("span", { class: "text" }, each.text));
       button.addEventListener("click", () => fabric && fabric.select(key));
@@ -94,9 +94,13 @@
     });
   }
 
+  function row(kind, sign, text) {
+    return make("li", { class: kind }, make("p", {}, signOf(sign), make("span", { class: "text" }, text)));
+  }
+
   function forecasts() {
     at("early").hidden = !page.warnings.length;
-    list(at("warnings"), page.warnings, text => make("li", { class: "warning none" }, signOf("warning"), make("span", { class: "text" }, text)));
+    list(at("warnings"), page.warnings, text => row("warning", "warning", text));
     at("forecast").hidden = !page.predicted.length;
     list(at("predicted"), page.predicted.flatMap(([name, value]) => [["dt", name], ["dd", value]]), ([tag, text]) => make(tag, {}, text));
   }
@@ -128,7 +132,7 @@
       if (!line) {
         line = body.insertRow();
         line.append(make("th", { scope: "row" }));
-        for (const name of ["", "number", "", "lines", ""]) line.append(make("td", name ? { class: name } : {}));
+        for (const name of ["", "number", "phase", "lines", ""]) line.append(make("td", name ? { class: name } : {}));
       }
       const [number, state, step, phase, nics, waits] = line.children;
       write(number, String(each.server));
