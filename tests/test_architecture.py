@@ -64,7 +64,7 @@ ROOMS = (
     ("bml.sim.check", "bml.sim.exhaustive"),
     ("bml.sim.programs",),
     ("bml.sim",),
-    ("bml.bench",),
+    ("bml.bench", "bml.web"),
     ("bml.cli", "bml.pytest_plugin"),
     ("bml",),
 )
@@ -121,6 +121,13 @@ PURE = (
     "bml.train.snapshot",
     "bml.train.state",
     "bml.train.vectors",
+    "bml.web.access",
+    "bml.web.board",
+    "bml.web.faults",
+    "bml.web.layout",
+    "bml.web.model",
+    "bml.web.parts",
+    "bml.web.words",
 )
 #: Inside them, the thin shell that does (servers in threads).
 SHELLS: tuple[str, ...] = ("bml.sim.programs",)

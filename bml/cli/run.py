@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -23,6 +23,7 @@ from bml.cli.printed import check_writable, strict_json
 from bml.cli.recordings.kept import dumping, keep_recording
 from bml.cli.summary import summarise
 from bml.cli.values import FiniteRange, ServerRange, TrafficClass
+from bml.cli.web.options import WithWeb, served, shown, web_options
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.launcher.callbacks import view_line
 from bml.cluster.launcher.launch import KEPT_MIB, LAUNCHERS, start
@@ -34,10 +35,13 @@ from bml.topology import parse
 from bml.train.keeping.settings import EVERY, KEEP, has_checkpoints
 from bml.transport.choice import AUTO, TRANSPORTS
 
+if TYPE_CHECKING:
+    from bml.web.served import ServedPage
+
 _SEEDED_STEPS = 50
 
 
-@click.command()
+@click.command(cls=WithWeb)
 @click.argument("target", metavar="FILE.py[:FUNCTION]")
 @click.option("--fabric", default="bcube:3x2", show_default=True, help="Such as bcube:3x2 or torus:4x2.")
 @click.option(
@@ -147,6 +151,7 @@ _SEEDED_STEPS = 50
     metavar="[HOST:]PORT|ray",
     help="Serve metrics to Prometheus here, on 127.0.0.1 without HOST; ray: at Ray's own endpoint.",
 )
+@web_options
 @click.option("--quiet", is_flag=True, help="Hide what the training functions print.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object and nothing else.")
 def run(
@@ -161,6 +166,8 @@ def run(
     report: Path | None,
     trace: Path | None,
     record: Path | None,
+    web: int | None,
+    web_inject: bool,
     quiet: bool,
     as_json: bool,
     **unchanged: Any,  # options that bml.launch takes by the same names
@@ -180,9 +187,14 @@ def run(
     current().optional = not as_json
     train, texts = load_function(target), fault_texts(faults, fault_seed, fabric)
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    with _hidden_prints(quiet), _Follower(console) as follower:
+    with (
+        served(web, web_inject, lambda text: click.echo(text, err=as_json)) as page,
+        _hidden_prints(quiet),
+        _Follower(console, page) as follower,
+    ):
         result, failure = _outcome(
             train,
+            page,
             fabric=fabric,
             faults=texts,
             resources=Reservation.parse(resources).amounts,
@@ -238,12 +250,16 @@ def _write(path: Path | None, option: str, text: str | None) -> Iterator[str]:
         yield f"Error: {option} {path} could not be written: {error.strerror or error}"
 
 
-def _outcome(train: Callable[..., Any], **settings: Any) -> tuple[Result | None, BmlError | None]:
+def _outcome(
+    train: Callable[..., Any], page: ServedPage | None, **settings: Any
+) -> tuple[Result | None, BmlError | None]:
     """Launch the job; return its result, and its error if it failed. Raises errors of before its start."""
     try:
-        with start(train, **settings) as job, dumping(job):
+        with start(train, **settings) as job, dumping(job), shown(page, job):
             return job.wait(), None
     except BmlError as error:
+        if page is not None:
+            page.fail(error)
         result: Result | None = getattr(error, "result", None)
         if result is None and isinstance(error, UsageError):
             raise
@@ -336,8 +352,8 @@ def _hidden_prints(hide: bool) -> Iterator[None]:
 class _Follower:
     """Shows the job's state while it runs: a line per view, and a spinner with the step."""
 
-    def __init__(self, console: Console):
-        self._console = console
+    def __init__(self, console: Console, page: ServedPage | None):
+        self._console, self._page = console, page
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -358,6 +374,8 @@ class _Follower:
     def starting(self, what: str) -> None:
         """Show what is being started, if that takes long."""
         self._progress.update(self._task, description=what)
+        if self._page is not None:
+            self._page.say(what)
         if not self._console.is_terminal:
             self._console.print(what, highlight=False, markup=False)
 

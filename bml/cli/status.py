@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -10,29 +10,52 @@ from rich.table import Table
 
 from bml.cli.output import current
 from bml.cli.printed import future_lines, size_lines
+from bml.cli.web.options import WithWeb, served, web_options
 from bml.cluster.launcher import jobsocket
 from bml.train.balancing.shown import in_words
 
+if TYPE_CHECKING:
+    from bml.web.served import ServedPage
 
-@click.command()
+
+@click.command(cls=WithWeb)
 @click.option("--job", metavar="J", help="Name of the job. [default: the only one that runs]")
+@web_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def status(job: str | None, as_json: bool) -> None:
+def status(job: str | None, web: int | None, web_inject: bool, as_json: bool) -> None:
     """Show a running job: its view, joiners, suspicions.
 
     For every server it shows the step, the phase, what the server waits for, whom it suspects and why, and
-    the rates of its NICs.
+    the rates of its NICs. With --web a page in the browser shows that, until the job has ended.
 
     \b
     Example:
       bml run examples/train_digits.py --launcher processes &
       bml status
     """
+    with served(web, web_inject, lambda text: click.echo(text, err=as_json)) as page:
+        if page is not None:
+            _follow(job, page, as_json)
+            return
     now = jobsocket.call(job, {"do": "status"})
     if as_json:
         current().answer(now)
         return
     _show(now, Console(markup=False, highlight=False))
+
+
+def _follow(job: str | None, page: ServedPage, as_json: bool) -> None:
+    """Show a job on the page until it has ended; then say how it has."""
+    from bml.web.source import OtherJob
+
+    source = OtherJob(job)
+    page.follow(source)
+    outcome = source.outcome()
+    page.end(outcome)
+    if as_json:
+        current().answer(outcome)
+    else:
+        click.echo(f"job {source.name} has ended{' well' * outcome['ended_well']}: {outcome['text']}")
 
 
 def _show(now: dict[str, Any], console: Console) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
 
 from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import ServerReport
@@ -23,3 +24,13 @@ def last_members(report: ServerReport, otherwise: Container[int]) -> Container[i
     """Return the members of the last view that the reporting server has seen."""
     members: Container[int] = report.views[-1]["members"] if report.views else otherwise
     return members
+
+
+def inside(snapshot: Mapping[str, Any], dead: Container[int], newest: Mapping[int, int]) -> list[int]:
+    """Return the living members of the last view in their newest incarnations: they hear of the end.
+
+    A view that still has a server of which the death is known says nothing about its next incarnation.
+    """
+    joined = snapshot["joined"]
+    now = [each for each in snapshot["members"] if joined.get(each, 0) == newest.get(each, 0)]
+    return [each for each in now if each not in dead]

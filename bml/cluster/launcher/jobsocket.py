@@ -2,6 +2,7 @@
 
     {"do": "status"}                       the status that bml status shows
     {"do": "inject", "fault": "kill:4"}    what the servers did
+    {"do": "outcome"}                      how the job has ended; {} if it has not, after some seconds
     any error                              {"error": text, "usage": whether the request was wrong}
 
 The folder belongs to the user alone, and both ends ask the kernel for the user of the other end. Processes of
@@ -38,6 +39,9 @@ _IDLE_S = 60.0
 _CREDENTIALS = struct.Struct("=iII")  # ucred: process, user, group
 _POLL_S = 0.02  # how long `close` may take, in seconds
 _CALL_S = 15.0  # on an emulated fabric, an answer may take twice as long as that of a server
+
+OUTCOME_S = 10.0
+"""How long a request for the outcome of a job is held while the job runs; then it is asked again."""
 
 Serve = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -141,6 +141,23 @@ class Result:
         differ = self._differences()
         return errors.StateMismatch(differ) if differ else None
 
+    def outcome(self, error: BaseException | None = None) -> dict[str, Any]:
+        """Say how the job has ended, ready for JSON.
+
+        `error` is that of the launcher, if it had one. docs/reference/formats.md has the keys.
+        """
+        error = error or self.failure()
+        done = self._by("done")
+        steps = max((each.metrics.get("steps", 0) for each in self.reports.values()), default=0)
+        lost = f"; lost: {', '.join(map(str, sorted(self.dead)))}" if self.dead else ""
+        well = f"{len(done)} servers reached the end after {steps} steps{lost}"
+        return {
+            "ended_well": error is None,
+            "text": well if error is None else str(error),
+            "kind": "" if error is None else type(error).__name__,
+            "steps": steps,
+        }
+
     def _how_to_go_on(self) -> str:
         folder = self.spec.keeping.folder
         if not folder:

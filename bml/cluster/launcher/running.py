@@ -24,8 +24,9 @@ from bml.cluster.fleets.fleet import (
 from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.foretold import foretold
-from bml.cluster.launcher.graces import give_up_at, last_members
-from bml.cluster.launcher.jobsocket import JobSocket
+from bml.cluster.launcher.graces import give_up_at, inside, last_members
+from bml.cluster.launcher.history import History
+from bml.cluster.launcher.jobsocket import OUTCOME_S, JobSocket
 from bml.cluster.launcher.metrics import NO_ENDPOINT, Endpoint, NoEndpoint
 from bml.cluster.launcher.newcomers import Newcomers, server_of
 from bml.cluster.launcher.recorder import Recorder
@@ -71,6 +72,7 @@ class Job:
         self._launcher = launcher
         self._teller = teller
         self._result = Result(spec)
+        self._history = History()
         self._recorder = Recorder(spec, fleet.ask, record)
         self._newcomers = Newcomers(
             fleet.join, fleet.spares, self._result, self._is_here, lambda: self._is_over
@@ -98,10 +100,7 @@ class Job:
         return self._thread.ident is not None and not self._over.is_set()
 
     def begin(self, train: bytes) -> None:
-        """Start all processes and follow them; returns when the first view is in force, or the job is over.
-
-        `bml.start` calls it.
-        """
+        """Start all processes and follow them; return once the first view is in force or the job over."""
         try:
             self._fleet.start(train)
             late = {*self.spec.servers} - {*self._fleet.spec.servers}
@@ -124,13 +123,8 @@ class Job:
         """
         answers = self._fleet.ask(("status", ""), _STATUS) if self.running else {}
         said = foretold(answers)
-        silent = [
-            server
-            for server in sorted({*self.spec.servers, *self._newcomers.incarnations})
-            if server not in answers
-            and server not in self._result.dead
-            and server not in self._result.reports
-        ]
+        known = {*self.spec.servers, *self._newcomers.incarnations}
+        silent = sorted(known - {*answers} - {*self._result.dead} - {*self._result.reports})
         return {
             "job": self.name,
             "fabric": self.spec.fabric,
@@ -147,7 +141,15 @@ class Job:
             "lost": dict(sorted(self._result.dead.items())),
             "awaited": self._newcomers.awaited,
             "spares": self._fleet.spares.left,
+            "views": self._history.views,
+            "events": self._history.events,
         }
+
+    def outcome(self, within_s: float = 0.0) -> dict[str, Any]:
+        """Say how the job has ended, ready for JSON; {} if it still runs after `within_s` seconds."""
+        if not self._is_over_by(time.monotonic() + within_s):
+            return {}
+        return self._result.outcome(self._error or self._teller.error)
 
     def inject(self, spec: str | Fault) -> dict[str, Any]:
         """Inject one fault: `kill:4`, `freeze:2,for=3s`, `switch:0/2`; later with `@step=9` or `@t=2s`.
@@ -179,6 +181,7 @@ class Job:
                 f"{sorted(self._result.dead) or 'none'}; "
                 "a server that did not answer applies it when it wakes"
             )
+        self._history.note("fault", f"injected: {fault}", time.time())
         return {"fault": str(fault), "job": self.name, "done": done}
 
     def dump(self, path: str | None = None) -> dict[str, Any]:
@@ -302,13 +305,16 @@ class Job:
 
     def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a request from the job's socket."""
-        if request.get("do") == "inject":
-            return self.inject(str(request.get("fault", "")))
-        if request.get("do") == "status":
-            return self.status()
-        if request.get("do") == "dump":
-            return self.dump()
-        known = "for its status, for a dump, and to inject a fault"
+        match request.get("do"):
+            case "inject":
+                return self.inject(str(request.get("fault", "")))
+            case "status":
+                return self.status()
+            case "dump":
+                return self.dump()
+            case "outcome":
+                return self.outcome(OUTCOME_S)
+        known = "for its status and outcome, for a dump, and to inject a fault"
         raise UsageError(f"a job can be asked {known}, not {request!r:.80}")
 
     # --- following -------------------------------------------------------------------------------
@@ -344,6 +350,7 @@ class Job:
 
     def _heard(self, event: FleetEvent, missing: set[int]) -> None:
         result = self._result
+        self._history.heard(event, time.time())
         if isinstance(event, Reported):
             result.struck.update(event.report.struck)
             result.told.add(event.report.server)
@@ -367,9 +374,11 @@ class Job:
                 self._give_up_at = dict.fromkeys(missing, time.monotonic() + within_s)
             case Changed(snapshot):
                 self._snapshot = snapshot
-                self._newcomers.seen(snapshot, self._inside(snapshot))
+                self._newcomers.seen(
+                    snapshot, inside(snapshot, self._result.dead, self._newcomers.incarnations)
+                )
                 if self._is_over and not self._give_up_at:  # perhaps no server is left to report it
-                    self._wait_for(missing, self._inside(snapshot))
+                    self._wait_for(missing, inside(snapshot, self._result.dead, self._newcomers.incarnations))
                     result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
                 if snapshot["epoch"]:
                     self._begun.set()
@@ -387,12 +396,3 @@ class Job:
         """Whether servers have ended, or the coordinator has: a joiner would not be let in any more."""
         result = self._result
         return bool(result.reports or result.headless) or self._snapshot.get("state") == "stopped"
-
-    def _inside(self, snapshot: dict[str, Any]) -> list[int]:
-        """Return the living members of the last view in their newest incarnations: they hear of the end.
-
-        A view that still has a server of which the death is known says nothing about its next incarnation.
-        """
-        joined, dead, newest = snapshot["joined"], self._result.dead, self._newcomers.incarnations
-        now = [each for each in snapshot["members"] if joined.get(each, 0) == newest.get(each, 0)]
-        return [each for each in now if each not in dead]

@@ -1,0 +1,1 @@
+"""Options of the live page, for the commands that have it."""
