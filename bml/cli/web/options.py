@@ -26,7 +26,7 @@ class WithWeb(click.Command):
 
 
 def _with_port(args: list[str]) -> Iterator[str]:
-    for word, after in zip(args, [*args[1:], ""], strict=True):
+    for word, after in zip(args, [*args[1:], ""], strict=False):
         yield f"--web={_ANY}" if word == "--web" and not after.isdecimal() else word
 
 
