@@ -92,6 +92,10 @@ def modelled_shared(n_servers: int, constants: Constants) -> Wires:
     return lambda nbytes: 2 * constants.alpha_s + nbytes * per_byte_s
 
 
+_VIEWS_KEPT = 256
+"""Views of which models and predictions stay."""
+
+
 class Predictor:
     """Predicts the steps of one job, view by view; `source` says in words whence the constants are.
 
@@ -104,11 +108,14 @@ class Predictor:
         self._known = known
         self._models: dict[int, Wires] = {}
         self.predictions: dict[int, StepTime] = {}
-        """Epoch -> what was predicted for it; it never changes."""
+        """Epoch -> what was predicted for it; it never changes. Of the last views alone."""
 
     def installed(self, epoch: int, wires: Wires) -> None:
         """A view is in force, and this is the model of its steps."""
         self._models[epoch] = wires
+        for kept in (self._models, self.predictions):
+            for old in sorted(kept)[:-_VIEWS_KEPT]:
+                del kept[old]
 
     def look(self, views: Mapping[int, Steps], n_servers: int, shares_work: bool) -> None:
         """Predict the newest view, once it can be: `views` are the steps so far, of all views.

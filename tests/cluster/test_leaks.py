@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import bml.cluster.steps.meeting
+import bml.predict.step_time
 import bml.protocol.record.tape
 import bml.protocol.server.history
 from bml.cluster.process import training
@@ -33,10 +34,11 @@ VIEWS = int(os.environ.get("BML_SOAK_VIEWS", "60"))
 WARM = 30
 DEADLINE_S = 20.0
 COMES_AND_GOES = 3
-#: What is kept up to a bound (here a low one): commits and views for the report, inputs for a replay.
+#: What is kept up to a bound (here a low one): commits and views for the report, inputs for a replay, steps
+#: for predictions.
 FEW = 16
 FEW_INPUTS = 1 << 9
-KEPT = ("commit_at_s", "views", "log")
+KEPT = ("commit_at_s", "views", "log", "_noted")
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60 + VIEWS)]
 
@@ -150,6 +152,7 @@ def measure(world: World) -> tuple[dict[str, int], dict[str, int]]:
 def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bml.cluster.steps.meeting, "_COMMITS_KEPT", FEW)
     monkeypatch.setattr(bml.protocol.server.history, "_VIEWS_KEPT", FEW)
+    monkeypatch.setattr(bml.predict.step_time, "_VIEWS_KEPT", FEW)
     monkeypatch.setattr(bml.protocol.record.tape, "MOST_ENTRIES", FEW_INPUTS)
     world = World(monkeypatch)
     world.until(lambda now: now["epoch"] == 1)
