@@ -29,23 +29,24 @@ PAUSE_S, LOOK_S, WITHIN_S = 0.005, 0.01, 120.0
 PHASES = ("without it", "learns", "contributes")
 
 
-def training(state_nbytes: int, stop: Path) -> Callable[[bml.Session], list[tuple[float, int]]]:
-    """Return a function that steps until there is a file `stop`.
+Seen = list[tuple[float, tuple[int, ...]]]
+"""The times, by time.monotonic, at which a server saw other contributors."""
 
-    It returns the times, by time.monotonic, at which it saw other numbers of contributors.
-    """
 
-    def train(session: bml.Session) -> list[tuple[float, int]]:
+def training(state_nbytes: int, stop: Path) -> Callable[[bml.Session], Seen]:
+    """Return a function that steps until there is a file `stop`, and returns what it has seen."""
+
+    def train(session: bml.Session) -> Seen:
         params = session.empty(state_nbytes // 4)
         params[:] = 0
         session.state(params=params)
-        seen: list[tuple[float, int]] = []
+        seen: Seen = []
         for _ in session.steps(10**9):
             time.sleep(PAUSE_S)  # stands for computing a gradient
             ends = session.allreduce(np.array([stop.exists()], "i4"), op="max")
             params[:8] += 1  # joiners get only what has changed once
-            if not seen or seen[-1][1] != len(session.contributors):
-                seen.append((time.monotonic(), len(session.contributors)))
+            if not seen or seen[-1][1] != tuple(session.contributors):
+                seen.append((time.monotonic(), tuple(session.contributors)))
             if ends[0]:
                 break
         return seen
@@ -78,9 +79,9 @@ def kill(job: bml.Job, server: int) -> float:
     return at
 
 
-def phases(killed_at: float, seen: list[tuple[float, int]], views: list[dict[str, Any]]) -> list[float]:
+def phases(server: int, killed_at: float, seen: Seen, views: list[dict[str, Any]]) -> list[float]:
     """Return the seconds from the signal to each of PHASES, of the `views` from the first without it on."""
-    missed_at = next(at for at, n in seen if at > killed_at and n < 4)
+    missed_at = next(at for at, there in seen if at > killed_at and server not in there)
     return [missed_at - killed_at + each["at_s"] - views[0]["at_s"] for each in views[:3]]
 
 
@@ -101,7 +102,8 @@ def trial(launcher: str, transport: str, state_nbytes: int) -> list[list[float]]
             stop.touch()
             result = job.wait(WITHIN_S)
     views, seen = result.report["views"][1:], result.values[0]
-    return [phases(at, seen, views[3 * number :]) for number, at in enumerate(killed)]
+    each = zip(VICTIMS, killed, strict=True)
+    return [phases(*one, seen, views[3 * number :]) for number, one in enumerate(each)]
 
 
 @click.command()
