@@ -76,6 +76,11 @@ class Timeouts:
         return window_s(self.detect_s)
 
     @property
+    def stall_window_s(self) -> float:
+        """Stalls are gathered for this long: an end notices its own only when it has sent something."""
+        return 2 * self.silence_window_s
+
+    @property
     def longest_answer_s(self) -> float:
         """How long an answer is awaited of a server whose heartbeats arrive: it is alive, and busy."""
         return MOST_PATIENT * self.answer_s

@@ -8,7 +8,7 @@ at once. A server that was lost can be started again, as its next incarnation. O
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,6 +24,7 @@ from bml.sim.mishaps.slow import delay_s_of, falls_of, nics_of, ports_of, share_
 from bml.sim.mishaps.troubles import Troubles
 from bml.sim.server.machine import Machine
 from bml.sim.world.coordinators import SimulatedCoordinator, SimulatedCoordinators
+from bml.sim.world.delays import NONE
 from bml.sim.world.host import Host
 from bml.sim.world.load import Load
 from bml.sim.world.network import Network
@@ -69,7 +70,8 @@ class Simulation:
         self.gave_up = ""
         """Why the launcher ended the job, if it could not get a coordinator."""
         self._load = Load(self.network, settings.load_s, seed)
-        self._deadline_s = _LOADED_S if settings.load_s or settings.rate_nbytes_s else 0.0
+        slow = settings.load_s or settings.rate_nbytes_s or settings.delays is not NONE
+        self._deadline_s = _LOADED_S if slow else 0.0
         self._headless = False
         least = fabric.n_servers // 2 + 1 if settings.min_servers is None else settings.min_servers
         self.affected = Affected(fabric, least)
@@ -166,12 +168,12 @@ class Simulation:
             case kind:
                 raise InvariantError(f"there is no mishap {kind}")
 
-    def _reachable(self, servers: Iterable[int], view: msg.View) -> list[int]:
+    def _reachable(self, servers: Collection[int], view: msg.View) -> list[int]:
         """Those of these servers that run, and that every member of the view could reach."""
         running = {each for each in view.members if self.machines[each].process.answers}
         alive = (each for each in servers if running and self.machines[each].works)
         reached, connects = self._troubles.reached, self.wires.paths.connects
-        lately = self._troubles.reachable(alive, self.network.now)
+        lately = self._troubles.reachable(alive, {*view.members, *servers}, self.network.now)
         return [each for each in lately if running <= reached(each, running, connects)]
 
     def _slowed(self, server: int, level: int) -> bool:

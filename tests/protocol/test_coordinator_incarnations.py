@@ -74,7 +74,7 @@ def test_a_suspicion_that_was_told_while_it_gathered_is_acted_on() -> None:
         assert new.heard(observer, msg.Suspect(observer, 4, 0, "silence", 0.6, "nothing heard")) == []
     assert posts(msg.Freeze, new.appear(8)) == []
     assert new.core.state == "steady"
-    assert new.core.next_deadline(new.now) == pytest.approx(new.now + TIMES.silence_window_s)
+    assert new.core.next_deadline(new.now) <= new.now + TIMES.silence_window_s
     done = new.tick(TIMES.silence_window_s)
     assert posts(msg.Freeze, done) == list(range(9))
     assert "NIC 4/0 is silent" in message(msg.Freeze, done).reason

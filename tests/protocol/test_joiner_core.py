@@ -67,6 +67,7 @@ def test_a_joiner_that_is_left_out_of_a_view_asks_again_to_be_let_in() -> None:
     (said,) = told_to_go(core)
     assert isinstance(said, msg.Status)
     assert (said.ready, said.installed, said.incarnation) == (True, None, msg.Incarnation(ME, 1))
+    assert told_to_go(core) == [], "once for each view: the coordinator may say it as an answer"
 
 
 @pytest.mark.parametrize("event", [ev.Ended("done", ""), ev.Leaving("asked to")])

@@ -54,6 +54,16 @@ def test_these_seeds_hold(first: int) -> None:
     assert_held(check(range(first, first + 50)), 50)
 
 
+BROKE_ONCE = (24530, 26052, 29707, 30527, 36438, 37564, 52167, 62539, 72927, 97623)
+"""Seeds of the first 100,000 that broke a promise before what they found was mended."""
+
+
+@pytest.mark.slow
+def test_seeds_that_broke_a_promise_once_hold() -> None:
+    for seed in BROKE_ONCE:
+        assert run(Scenario.of(seed)).broken is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:

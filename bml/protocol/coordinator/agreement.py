@@ -27,6 +27,7 @@ view without it is in force: if the members of that view turn out to be dead, th
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from bml.faults import Suspicion, diagnose
 from bml.protocol.coordinator.ballot import Ballot
@@ -68,6 +69,7 @@ class Agreement:
         self.reason = ""
         self.answer_by = self.last_answer_by = now + timeouts.start_s
         self._asked_at = self._awake_at = now
+        self._back_at = -inf
         self.findings = Findings(timeouts, now)
         self.rates = Rates(fabric, timeouts)
         self.joiners = Joiners()
@@ -92,7 +94,7 @@ class Agreement:
         """Until when, at the latest, a Tick is due."""
         if self.overdue(now):
             return now
-        due = [now + self._timeouts.heartbeat_s] if self._waits else []
+        due = [now + self._timeouts.heartbeat_s] if self.state != "stopped" else []
         judged_at = None if self._waits or self.findings.fresh else self.rates.act_at
         due += [at for at in (self.findings.act_at, judged_at) if at is not None]
         return min(due, default=now + 3600)
@@ -104,10 +106,23 @@ class Agreement:
     def forgive_own_pause(self, now: float) -> None:
         """The coordinator runs: if it paused, extend the time in which servers have to answer."""
         gap_s, self._awake_at = now - self._awake_at, now
+        if gap_s > self._timeouts.detect_s:
+            self._back_at = now
         late_s = gap_s - self._timeouts.heartbeat_s
         if self._waits and late_s > 0:
             forgiven_s = gap_s if gap_s > self._timeouts.detect_s else late_s
             self.answer_by = min(self.answer_by + forgiven_s, self.last_answer_by)
+
+    def has_run_for_s(self, now: float) -> float:
+        """For how many seconds the coordinator has run without a pause."""
+        return now - self._back_at
+
+    def was_away(self, now: float) -> bool:
+        """Whether the messages that it reads now may be older than what it said last.
+
+        Servers may have waited for the rest of that, and suspect those that still do.
+        """
+        return self.has_run_for_s(now) <= self._timeouts.heartbeat_s
 
     def overdue(self, now: float) -> dict[int, str]:
         """The servers whose answers are not awaited any longer, and why.
@@ -119,7 +134,10 @@ class Agreement:
         late = [server for server in self.awaited if server not in self.findings.dead]
         newcomers = self.ballot.newcomers if self.ballot else ()
         if now < self.last_answer_by:
-            late = [each for each in late if self.findings.suspects(each) or each in newcomers]
+            # Those that the view excludes may be cut off; they count only where all members are silent.
+            answered = self.ballot is not None and len(self.ballot.silent) < len(self.ballot.members)
+            observers = self.ballot.members if self.ballot and answered else self._fabric.servers
+            late = [each for each in late if self.findings.suspects(each, observers) or each in newcomers]
         why = "did not appear" if self.ballot is None else f"no answer within {now - self._asked_at:.3g} s"
         return dict.fromkeys(late, why)
 

@@ -141,7 +141,8 @@ class Coordinator:
         """A member whose neighbours hear it is alive: it is called for longer before it counts as gone."""
         if self.view is None:
             return []  # it may still import modules that its training function needs
-        is_heard = server in self.members and not self._findings.suspects(server)
+        for_s = min(for_s, self._agreement.has_run_for_s(now))
+        is_heard = server in self.members and not self._findings.suspects(server, self.members)
         longest_s = self._timeouts.longest_connect_s if is_heard else self._timeouts.connect_s
         return self._gone(server, why, now) if for_s > longest_s else []
 
@@ -156,6 +157,9 @@ class Coordinator:
     def _suspected(self, message: msg.Suspect, now: float) -> list[Instruction]:
         if self.state == "steady" and self._agreement.excludes(message):
             return []  # it was said in the view before
+        if self.state == "steady" and self._agreement.was_away(now):
+            observer, peer, level = message.observer, message.peer, message.level
+            return self._interrupted(msg.Interrupted(observer, peer, level), now)
         self._findings.suspect(message)
         if self.state != "gathering" and not self._agreement.excludes(message):
             self._findings.note_suspicion(message, now)

@@ -40,9 +40,11 @@ class Findings:
         """Whether a suspicion stands."""
         return bool(self._suspicions)
 
-    def suspects(self, server: int) -> bool:
-        """Whether another server suspects this one; if none does, its neighbours hear its heartbeats."""
-        return any(peer == server != observer for observer, peer, _ in self._suspicions)
+    def suspects(self, server: int, observers: Container[int]) -> bool:
+        """Whether one of these suspects this server; if no other does, its neighbours hear its heartbeats."""
+        return any(
+            peer == server != observer and observer in observers for observer, peer, _ in self._suspicions
+        )
 
     @property
     def texts(self) -> list[str]:
@@ -74,9 +76,9 @@ class Findings:
         """The suspicion is news; those of other observers are awaited."""
         key = message.observer, message.peer, message.level
         self._noted_at[key] = now if message.kind == "silence" else -inf
-        # Silence and stalls are not noticed by all servers at the same time.
-        slow = message.kind in ("silence", "stall")
-        window_s = self._timeouts.silence_window_s if slow else self._timeouts.proof_window_s
+        # Silence is not noticed by all servers at the same time, nor a stall by both ends.
+        windows_s = {"silence": self._timeouts.silence_window_s, "stall": self._timeouts.stall_window_s}
+        window_s = windows_s.get(message.kind, self._timeouts.proof_window_s)
         self.note(now, window_s, message.silent_s)
 
     def _is_news(self, key: Pair, now: float) -> bool:
@@ -104,11 +106,14 @@ class Findings:
         self._suspicions = {key: each for key, each in self._suspicions.items() if not past(each)}
 
     def answered(self, view: msg.View, fabric: Fabric) -> None:
-        """A view is in force on this damaged fabric: keep the evidence that it does not explain."""
+        """A view is in force on this damaged fabric: keep the evidence that it does not explain.
+
+        What stood still may move in it, as other bytes go other ways. If not, its sender says so again.
+        """
         self.trusted.clear()  # servers listen anew in every view
         self.healed = frozenset()
         self.forget_deaths(view.members)
-        self.forget(lambda each: not counts_as_alive(fabric, each))
+        self.forget(lambda each: each.kind == "stall" or not counts_as_alive(fabric, each))
 
     def heal(self, fabric: Fabric, failures: Iterable[str]) -> bool:
         """Whether any of these failures of the whole fabric is over."""

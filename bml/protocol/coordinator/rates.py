@@ -123,15 +123,17 @@ class Rates:
     def _found_slower(self, judged: Judgement, alive: Fabric, planned: Mapping[Link, int]) -> dict[Link, int]:
         """The NICs that were found slower in ROUNDS rounds in a row, if to avoid them gains enough.
 
-        At least one of them must have delayed others in all these rounds.
+        At least one of them must have delayed others in all these rounds. Of one that has not, half its rate
+        is too little to tell: where others are slow it rests between their bytes, and may be well.
         """
         slower, anyway = judged.slower(), judged.slower_anyway()
         self._slower_for = {nic: self._slower_for.get(nic, 0) + 1 for nic in slower}
         self._anyway_for = {nic: self._anyway_for.get(nic, 0) + 1 for nic in anyway}
         if max(self._slower_for.values(), default=0) < ROUNDS:
             return {}
-        found = {nic: count for nic, count in anyway.items() if self._anyway_for[nic] >= ROUNDS}
-        delaying = {nic: found[nic] for nic, rounds in self._slower_for.items() if rounds >= ROUNDS}
+        delaying = {nic: anyway[nic] for nic, rounds in self._slower_for.items() if rounds >= ROUNDS}
+        idle = {nic: count for nic, count in anyway.items() if count > planned.get(nic, 0) + 1}
+        found = {nic: count for nic, count in idle.items() if self._anyway_for[nic] >= ROUNDS} | delaying
         busy = max(judged.busy(nic) for nic in delaying)
         return found if busy * gain(alive, planned, delaying, {**planned, **found}) >= LEAST_GAIN else {}
 

@@ -331,8 +331,8 @@ class ServerCore:
                 return [Tell(self._member.propose(message))]
             case msg.Install(_, epoch):
                 return self._install(now) if self._may_install(epoch) else []
-            case msg.Evict() if self._learner is not None and self.view is None:
-                return self._left_out()
+            case msg.Evict(_, epoch) if self._learner is not None and self.view is None:
+                return self._left_out(epoch)
             case msg.Evict(_, epoch, reason):
                 return self._steps.stop(Evicted(f"server {self.server} is out of view {epoch}: {reason}"))
             case msg.Abort(_, kind, text, server):
@@ -354,9 +354,9 @@ class ServerCore:
             *self._steps.learning(),
         ]
 
-    def _left_out(self) -> list[Instruction]:
+    def _left_out(self, epoch: int) -> list[Instruction]:
         """Wait to be let in by another view; a coordinator forgets a late joiner, so ask again."""
-        asks = self._member.ready and not self._outcome.outcome and not self._leaving
+        asks = self._member.left_out(epoch) and not self._outcome.outcome and not self._leaving
         return [Tell(self._status(self._term, 0))] if asks else []
 
     def _may_install(self, epoch: int) -> bool:

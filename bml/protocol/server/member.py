@@ -50,6 +50,8 @@ class Member:
     """Whether it wants to be let in."""
     proven_epoch: int = 0
     """The epoch of the accepted view, if a data frame has proved that it is in force; else 0."""
+    left_out_of: int = 0
+    """The epoch of the newest view that this server, which waits to be let in, was told to be out of."""
 
     @property
     def epoch(self) -> int:
@@ -101,13 +103,17 @@ class Member:
     def propose(self, message: Propose) -> Accepted | Refused:
         """Store the view, unless something newer was promised meanwhile."""
         view = message.view
-        mine = (
-            view.incarnation(self.server) == self.incarnation
-        )  # an earlier incarnation's promises are not this one's
+        # An earlier incarnation's promises are not this one's.
+        mine = view.incarnation(self.server) == self.incarnation
         if (view.epoch, message.term) != self.promised or not self.frozen or not mine:
             return Refused(self.server, message.term, self.promised[0])
         self.accepted = view
         return Accepted(self.server, message.term, view.epoch)
+
+    def left_out(self, epoch: int) -> bool:
+        """It is out of a view; returns whether to ask to be let in by another: once for each view."""
+        is_news, self.left_out_of = epoch > self.left_out_of, max(epoch, self.left_out_of)
+        return is_news and self.ready
 
     def may_install(self, epoch: int) -> bool:
         """Whether this server must install the view of `epoch`, now that it knows that it is in force.

@@ -8,7 +8,7 @@ server is known. A promise that does not hold raises `PromiseBroken` at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Promises:
     def __init__(
         self,
         history: History,
-        reachable: Callable[[Iterable[int], View], list[int]],
+        reachable: Callable[[Collection[int], View], list[int]],
         slowed: Callable[[int, int], bool],
     ):
         self._history = history

@@ -8,7 +8,7 @@ where two neighbours fail it can be the simplest one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from bml.sim.mishaps.chaos import Mishap
 from bml.topology import Fabric
@@ -81,13 +81,14 @@ class Troubles:
             if (server in part) != (peer in part)
         }
 
-    def reachable(self, servers: Iterable[int], now_s: float) -> list[int]:
+    def reachable(self, servers: Iterable[int], present: Set[int], now_s: float) -> list[int]:
         """The ones among these servers that all others, or nearly all, could reach during the last seconds.
 
-        A server whose neighbours were all in trouble hears no other, as if it were in trouble itself.
+        A server whose neighbours were all in trouble, or not `present`, hears no other, as if it were in
+        trouble itself.
         """
         gone_s = now_s - _RECENT_S
-        well = {server for server in self._fabric.servers if self._own.get(server, gone_s) <= gone_s}
+        well = {server for server in present if self._own.get(server, gone_s) <= gone_s}
         return [
             server
             for server in servers
