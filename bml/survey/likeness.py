@@ -4,14 +4,17 @@ A set gets a form that all sets like it share, so those that differ can be count
 The symmetries are all of a BCube (values of a digit are renamed, levels change places), of a torus (turned,
 reflected, dimensions change places) and of one switch or a full Fat-Tree (servers, edge switches, pods are
 renamed). On any other wiring every set is like itself alone.
+
+Sets that are alike have the same survivors and the same least time. Their plans may differ by what packed
+trees are rounded by, less than 1 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from itertools import permutations, product
-from math import factorial
+from math import factorial, inf
 from typing import Any, NamedTuple, TypeAlias
 
 from bml.topology import (
@@ -30,11 +33,19 @@ Form: TypeAlias = tuple[Any, ...]
 """Equal for two sets of failures exactly if a symmetry maps one onto the other."""
 
 
-class Likeness(NamedTuple):
-    """How sets of failures of a fabric are compared, and how many symmetries that uses."""
+_MOST_ORDERS = 2_000
+"""A form is the least of so many at most: with more failures, or levels, to look for it takes too long."""
 
-    form: Callable[[Iterable[Failure]], Form]
+
+class Likeness(NamedTuple):
+    """How sets of up to `most_failures` failures of a fabric are compared, and how many symmetries that uses.
+
+    Any larger set counts as like itself alone.
+    """
+
+    form: Callable[[Collection[Failure]], Form]
     n_symmetries: int
+    most_failures: float
 
 
 def likeness(fabric: Fabric) -> Likeness:
@@ -44,21 +55,37 @@ def likeness(fabric: Fabric) -> Likeness:
     """
     wiring = fabric.wiring
     if fabric.failures or fabric.rates:
-        return Likeness(_itself, 1)
+        return Likeness(_itself, 1, inf)
     match wiring:
         case BCube():
-            n_symmetries = factorial(wiring.ports) ** wiring.levels * factorial(wiring.levels)
-            return Likeness(partial(_of_digits, wiring), n_symmetries)
+            orders = factorial(wiring.levels)
+            n_symmetries = factorial(wiring.ports) ** wiring.levels * orders
+            return _limited(partial(_of_digits, wiring), n_symmetries, lambda n: factorial(n) * orders)
         case BigSwitch():
-            return Likeness(partial(_of_digits, wiring), factorial(wiring.ports))
+            return _limited(partial(_of_digits, wiring), factorial(wiring.ports), factorial)
         case Torus():
-            n_symmetries = (2 * wiring.size) ** wiring.dimensions * factorial(wiring.dimensions)
-            return Likeness(partial(_of_torus, wiring), n_symmetries)
+            orders = factorial(wiring.dimensions) * 2**wiring.dimensions
+            n_symmetries = wiring.size**wiring.dimensions * orders
+            return _limited(partial(_of_torus, wiring), n_symmetries, lambda n: n * orders)
         case FatTree() if wiring.n_servers == wiring.switch_ports**3 // 4 and not wiring.dead:
             half, pods = wiring.switch_ports // 2, wiring.switch_ports
             n_symmetries = factorial(half) ** (half * pods) * factorial(half) ** pods * factorial(pods)
-            return Likeness(partial(_of_tree, wiring), n_symmetries)
-    return Likeness(_itself, 1)
+            return _limited(partial(_of_tree, wiring), n_symmetries, factorial)
+    return Likeness(_itself, 1, inf)
+
+
+def _limited(
+    form: Callable[[Collection[Failure]], Form], n_symmetries: int, n_orders: Callable[[int], int]
+) -> Likeness:
+    """Compare sets of so few failures that `n_orders` of their number are not too many."""
+    most = 0
+    while most < _MOST_ORDERS and n_orders(most + 1) <= _MOST_ORDERS:
+        most += 1
+
+    def limited(failures: Collection[Failure]) -> Form:
+        return form(failures) if len(failures) <= most else _itself(failures)
+
+    return Likeness(limited, n_symmetries, most)
 
 
 def _itself(failures: Iterable[Failure]) -> Form:

@@ -11,7 +11,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import comb
+from operator import itemgetter
 from typing import TypeAlias
 
 from bml.survey.sets import parts_of
@@ -32,7 +34,8 @@ class Expected:
 
     Attributes:
         low, high: between these is the expected bandwidth P / GST, in units of B, a fabric that falls apart
-            counting as 0. They differ by what more failures than were looked at could leave.
+            counting as 0. They differ by what more failures than were looked at could leave. Where rows are
+            samples, their error comes on top.
         healthy: the bandwidth when nothing is dead.
         connected: share of time in which the survivors were seen to reach one another, at least.
         unknown: share of time with failures that were not looked at.
@@ -69,11 +72,14 @@ def dead_shares(mtbf_h: Mapping[str, float], mttr_h: Mapping[str, float]) -> dic
     """Return the share of time for which a part of each kind is dead; 0 for kinds that never fail.
 
     Raises:
-        UsageError: a kind fails and is never repaired, or the other way round.
+        UsageError: a kind fails and is never repaired; or some kinds are named, and one of them never fails.
     """
     if set(mtbf_h) - set(mttr_h):
         missing = ", ".join(sorted(set(mtbf_h) - set(mttr_h)))
         raise UsageError(f"--mttr says no time to repair: {missing}")
+    if set(mttr_h) - set(mtbf_h) and len(mttr_h) < len(KINDS):
+        extra = ", ".join(sorted(set(mttr_h) - set(mtbf_h)))
+        raise UsageError(f"--mtbf says no time to a failure, and --mttr a time to repair: {extra}")
     return {kind: mttr_h[kind] / (mtbf_h[kind] + mttr_h[kind]) if kind in mtbf_h else 0.0 for kind in KINDS}
 
 
@@ -81,12 +87,12 @@ def expected(surveyed: Survey, dead_share: Mapping[str, float]) -> Expected:
     """Weigh what the survey saw with the shares of time for which parts of each kind are dead."""
     n_parts = Counter(map(_kind, parts_of(surveyed.fabric)))
     seen: dict[_Mix, list[tuple[int, float, bool]]] = defaultdict(list)
-    most = surveyed.fabric.levels
+    most = float(max(sum(surveyed.fabric.rate(*nic) for nic in nics) for nics in _nics_of(surveyed.fabric)))
     for row in surveyed.rows:
         for case in row.cases:
             gst = case.cost.gst
             # A server alone has nothing to wait for; all NICs at once are the most that any step can use.
-            bandwidth = 0.0 if gst is None else min(most, 1 / float(gst)) if gst else float(most)
+            bandwidth = 0.0 if gst is None else min(most, 1 / float(gst)) if gst else most
             seen[_mix(case.failures)].append((case.n_like, bandwidth, gst is not None))
     low = connected = known = 0.0
     for mix, cases in seen.items():
@@ -101,6 +107,12 @@ def expected(surveyed: Survey, dead_share: Mapping[str, float]) -> Expected:
     unknown = max(0.0, 1.0 - known)
     healthy = surveyed.rows[0].cases[0].cost.gst
     return Expected(low, low + unknown * most, 1 / float(healthy) if healthy else 0.0, connected, unknown)
+
+
+def _nics_of(fabric: Fabric) -> Iterable[list[tuple[int, int]]]:
+    """The NICs that have a cable, by server."""
+    for _, nics in groupby(sorted(fabric.links), key=itemgetter(0)):
+        yield list(nics)
 
 
 def _mix(failures: Iterable[Failure]) -> _Mix:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import combinations
 from math import comb
 from typing import NamedTuple, TypeAlias
 
@@ -50,13 +51,16 @@ def sets_of(fabric: Fabric, most_failures: int, n_samples: int, seed: int) -> It
     for n_failures in range(most_failures + 1):
         total = comb(len(parts), n_failures)
         if n_failures and known is not None:
-            hopeless = total > n_samples * alike.n_symmetries
+            hopeless = n_failures > alike.most_failures or total > n_samples * alike.n_symmetries
             known = None if hopeless else _extended(parts, known, n_failures, n_samples, alike)
+        if known is None and total <= n_samples:
+            known = _grouped(map(frozenset, combinations(parts, n_failures)), alike)
         if known is not None:
             yield Sets(total, tuple(known.values()), True)
         else:
             chance = random.Random(f"{seed}/{n_failures}")
-            yield Sets(total, _drawn(parts, n_failures, n_samples, chance, alike), False)
+            drawn = (frozenset(chance.sample(parts, n_failures)) for _ in range(n_samples))
+            yield Sets(total, tuple(_grouped(drawn, alike).values()), False)
 
 
 def _extended(
@@ -80,13 +84,10 @@ def _extended(
     return {form: (example[form], n_ways // n_failures) for form, n_ways in counted.items()}
 
 
-def _drawn(
-    parts: tuple[Failure, ...], n_failures: int, n_samples: int, chance: random.Random, alike: Likeness
-) -> tuple[tuple[frozenset[Failure], int], ...]:
-    found: dict[Form, tuple[frozenset[Failure], int]] = {}
-    for _ in range(n_samples):
-        drawn = frozenset(chance.sample(parts, n_failures))
-        form = alike.form(drawn)
-        first, n_times = found.get(form, (drawn, 0))
+def _grouped(sets: Iterable[frozenset[Failure]], alike: Likeness) -> _Kinds:
+    found: _Kinds = {}
+    for each in sets:
+        form = alike.form(each)
+        first, n_times = found.get(form, (each, 0))
         found[form] = first, n_times + 1
-    return tuple(found.values())
+    return found

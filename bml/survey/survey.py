@@ -31,7 +31,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, and where the true value is with 95 % confidence: a point if it is exact."""
+    """An estimate, and where the true value is with 95 % confidence; a point if it is exact.
+
+    The interval of a mean is a point, too, where all draws took the same time.
+    """
 
     value: float
     low: float
@@ -82,7 +85,7 @@ class Row:
             return Interval(mean, mean, mean)
         spread = sum((_time(case) - mean) ** 2 * case.n_like for case in cases) / max(1, n - 1)
         half = _DEVIATIONS * math.sqrt(spread / n)
-        return Interval(mean, mean - half, mean + half)
+        return Interval(mean, max(0.0, mean - half), mean + half)
 
     def quantile(self, share: float) -> float | None:
         """Return the least time that this share of the connected sets does not exceed; None if none is."""
@@ -119,7 +122,8 @@ class Survey:
 def survey(fabric: Fabric, most_failures: int, n_samples: int, seed: int, costs: Costs) -> Survey:
     """Look at all sets of up to so many failures, or at `n_samples` random ones of a number of them.
 
-    Each set is planned once, and those that a symmetry of the fabric maps onto it are not.
+    Each set is planned once, and those that a symmetry of the fabric maps onto it are not: their plans may
+    take up to 1 % more or less (see likeness.py).
 
     Raises:
         UsageError: the fabric has fewer parts than failures.

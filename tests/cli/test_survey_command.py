@@ -37,6 +37,20 @@ def test_tables_of_fabrics_of_one_size_and_a_picture(tmp_path):
     assert picture.read_text().startswith("<?xml")
 
 
+def test_numbers_are_whole_where_the_output_is_no_terminal():
+    result = run("bcube:2x2", "--survey", "4", "--samples", "20")
+    assert result.exit_code == 0, result.output
+    assert "20 of" in result.output
+    assert "like this of 20 drawn)" in result.output
+    assert "…" not in result.output
+
+
+def test_a_fabric_with_too_few_parts_is_left_out_of_a_comparison():
+    result = run("torus:3x1", "--compare", "--survey", "8", "--samples", "10")
+    assert result.exit_code == 0, result.output
+    assert "switch:3 is left out: it has fewer than 8 parts" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

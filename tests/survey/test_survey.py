@@ -11,7 +11,8 @@ import pytest
 
 from bml.schedule import plan, prove
 from bml.survey.cost import Cost, cost_of, needed
-from bml.survey.reliability import dead_shares, expected, read_hours
+from bml.survey.likeness import Form, likeness
+from bml.survey.reliability import KINDS, dead_shares, expected, read_hours
 from bml.survey.sets import parts_of
 from bml.survey.survey import survey
 from bml.topology import Fabric, Failure, UsageError, parse
@@ -126,6 +127,41 @@ def test_times_of_failures_and_repairs() -> None:
             read_hours(wrong, "--mtbf")
     with pytest.raises(UsageError, match="no time to repair: server"):
         dead_shares({"server": 4.0}, {"link": 1.0})
+
+
+def test_a_repair_of_what_never_fails_is_a_slip() -> None:
+    assert dead_shares({"server": 4.0}, read_hours("4h", "--mttr"))["server"] == 0.5
+    with pytest.raises(UsageError, match="no time to a failure, and --mttr a time to repair: link"):
+        dead_shares({"server": 4.0}, {"link": 1.0, "server": 1.0})
+
+
+def test_fast_links_give_the_bandwidth_that_they_have() -> None:
+    fabric = parse("switch:2").with_rates({(0, 0): 10, (1, 0): 10})
+    found = expected(survey(fabric, 5, 400, 0, partial(priced, fabric)), dict.fromkeys(KINDS, 0.0))
+    assert found.healthy == found.low == found.high == 10
+
+
+def test_all_sets_are_looked_at_where_they_are_fewer_than_the_sample() -> None:
+    """Also if those of fewer failures were more: 126 sets of 4 of 9 parts, and 9 sets of 8."""
+    fabric = parse("switch:4").with_rates({(0, 0): "1/2"})
+    rows = survey(fabric, 8, 10, 0, partial(connectedness, fabric)).rows
+    assert [row.exact for row in rows] == [True, True, *[False] * 6, True]
+    assert rows[8].n_counted == rows[8].n_sets == 9
+
+
+def test_plans_of_sets_that_are_alike_differ_by_little() -> None:
+    """Not at all in what is proved; by what packed trees are rounded by in what is planned."""
+    fabric = parse("torus:4x2")
+    form = likeness(fabric).form
+    known: dict[Form, Cost] = {}
+    for part in parts_of(fabric)[::5]:
+        failures = frozenset([part])
+        found = cost_of(fabric, failures, "auto")
+        like = known.setdefault(form(failures), found)
+        assert (like.survivors, like.largest, like.bound) == (found.survivors, found.largest, found.bound)
+        assert like.gst is not None
+        assert found.gst is not None
+        assert abs(found.gst / like.gst - 1) <= Fraction(1, 100)
 
 
 def test_more_failures_than_parts() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -22,6 +23,7 @@ from bml.cli.survey.processes import processes
 from bml.flows.prices import equal_in_size
 from bml.survey.cost import Cost, cost_of
 from bml.survey.reliability import Expected, dead_shares, expected, read_hours
+from bml.survey.sets import parts_of
 from bml.survey.survey import Case, Interval, Row, Survey, survey
 from bml.topology import Fabric, Failure, FatTree, UsageError
 
@@ -64,9 +66,8 @@ def run(wanted: Wanted) -> None:
     if wanted.picture is not None:
         check_writable(wanted.picture, "--draw")
         plot.check(wanted.picture)
-    others = [each for each in equal_in_size(wanted.fabric) if each.name != wanted.fabric.name]
     found: list[tuple[Survey, Expected | None, float]] = []
-    for fabric in [wanted.fabric, *(others if wanted.comparing else [])]:
+    for fabric in [wanted.fabric, *(_others(wanted) if wanted.comparing else [])]:
         begun_s = time.perf_counter()
         costs = partial(_costs, fabric, wanted.algorithm)
         surveyed = survey(fabric, wanted.failures, wanted.samples, wanted.seed, costs)
@@ -79,6 +80,17 @@ def run(wanted: Wanted) -> None:
         return
     for surveyed, weighed, seconds in found:
         _show(surveyed, weighed, seconds)
+
+
+def _others(wanted: Wanted) -> Iterable[Fabric]:
+    """The healthy fabrics of about the same size that have as many parts as are to fail."""
+    for each in equal_in_size(wanted.fabric):
+        if each.name == wanted.fabric.name:
+            continue
+        if len(parts_of(each)) >= wanted.failures:
+            yield each
+        else:
+            click.echo(f"{each.name} is left out: it has fewer than {wanted.failures} parts", err=True)
 
 
 def _costs(fabric: Fabric, algorithm: str, sets: Sequence[frozenset[Failure]]) -> Iterable[Cost]:
@@ -121,15 +133,15 @@ def _row(row: Row) -> dict[str, Any]:
         "gst": None if mean is None else asdict(mean),
         "quantiles": {f"{share:g}": row.quantile(share) for share in _QUANTILES},
         "most_over_bound": row.most_over_bound,
-        "worst": [_case(case) for case in row.worst(_WORST)],
+        "worst": [_case(case, row.exact) for case in row.worst(_WORST)],
     }
 
 
-def _case(case: Case) -> dict[str, Any]:
+def _case(case: Case, exact: bool) -> dict[str, Any]:
     cost = case.cost
     return {
         "failures": [str(failure) for failure in sorted(case.failures)],
-        "like": case.n_like,
+        "like" if exact else "drawn": case.n_like,
         "survivors": cost.survivors,
         "largest_part": cost.largest,
         "gst": None if cost.gst is None else float(cost.gst),
@@ -139,28 +151,31 @@ def _case(case: Case) -> dict[str, Any]:
 
 def _show(surveyed: Survey, weighed: Expected | None, seconds: float) -> None:
     console = Console(markup=False)
-    table = Table(title=f"{surveyed.fabric}: what any failures cost ({seconds:.1f} s)")
+    title = f"{surveyed.fabric}: what any failures cost ({seconds:.1f} s)"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("dead", "sets", "connected", "mean", "50 %", "90 %", "99 %", "most", "÷ bound"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in surveyed.rows:
         over = row.most_over_bound
         table.add_row(
             str(row.n_failures),
-            f"{row.n_sets}" if row.exact else f"{row.n_counted} of {row.n_sets}",
-            _percent(row.connected),
-            _interval(row.mean),
+            f"{row.n_sets}" if row.exact else f"{row.n_counted} of\n{_short(row.n_sets)}",
+            _percent(row.connected, row.exact),
+            _interval(row.mean, row.exact),
             *(_time(row.quantile(share)) for share in _QUANTILES),
             "-" if over is None else f"{over:.3f}",
         )
     console.print(table)
     console.print("Times of the survivors in T = P/B; the last column: the largest ratio to a proved bound.")
-    console.print("All sets of as many servers, links and switches are equally likely.")
+    console.print(
+        "All sets of as many servers, links and switches are equally likely. "
+        "Of sets that are alike one is planned; times of the others may differ by 1 %."
+    )
     if isinstance(surveyed.fabric.wiring, FatTree):
         console.print("Switches inside the Fat-Tree are not among them.")
     for row in surveyed.rows[1:]:
-        console.print(
-            f"worst with {row.n_failures} dead:", *map(_worst, row.worst(_WORST)), sep="\n  ", soft_wrap=True
-        )
+        worst = (_worst(case, row) for case in row.worst(_WORST))
+        console.print(f"worst with {row.n_failures} dead:", *worst, sep="\n  ", soft_wrap=True)
     if weighed is not None:
         span = _span(weighed.low, weighed.high)
         console.print(f"expected bandwidth: {span} B ({weighed.healthy:.4f} B with all alive)")
@@ -169,9 +184,11 @@ def _show(surveyed: Survey, weighed: Expected | None, seconds: float) -> None:
     console.print()
 
 
-def _worst(case: Case) -> str:
+def _worst(case: Case, row: Row) -> str:
     names = ", ".join(str(failure) for failure in sorted(case.failures))
     like = f"{case.n_like} like this" if case.n_like > 1 else "no other like this"
+    if not row.exact:
+        like = f"{case.n_like} like this of {row.n_counted} drawn"
     if case.cost.gst is None:
         return f"{names}: falls apart, {case.cost.largest} of {case.cost.survivors} stay together ({like})"
     return f"{names}: {_time(float(case.cost.gst))} T, {case.cost.survivors} survivors ({like})"
@@ -181,16 +198,18 @@ def _time(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _percent(share: Interval) -> str:
-    if share.low == share.high:
-        return f"{share.value:.2%}"
-    return f"{share.value:.2%} ({share.low:.2%}-{share.high:.2%})"
+def _short(number: int) -> str:
+    return str(number) if number < 10**7 else f"{float(number):.1e}"
 
 
-def _interval(mean: Interval | None) -> str:
-    if mean is None or mean.low == mean.high:
-        return _time(None if mean is None else mean.value)
-    return f"{mean.value:.4f} ± {(mean.high - mean.low) / 2:.4f}"
+def _percent(share: Interval, exact: bool) -> str:
+    text = f"{share.value:.2%}"
+    return text if exact else f"{text}\n{share.low:.0%}-{share.high:.0%}"
+
+
+def _interval(mean: Interval | None, exact: bool) -> str:
+    text = _time(None if mean is None else mean.value)
+    return text if exact or mean is None else f"{text}\n±{(mean.high - mean.low) / 2:.3f}"
 
 
 def _span(low: float, high: float) -> str:
