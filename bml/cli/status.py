@@ -50,7 +50,11 @@ def _follow(job: str | None, page: ServedPage, as_json: bool) -> None:
 
     source = OtherJob(job)
     page.follow(source)
-    outcome = source.outcome()
+    try:
+        outcome = source.outcome()
+    except KeyboardInterrupt:
+        page.leave("Nobody looks at the job any more: bml status was ended, and the job goes on.")
+        raise
     page.end(outcome)
     if as_json:
         current().answer(outcome)

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from bml.survey.sets import parts_of
 from bml.survey.survey import Survey
-from bml.topology import Failure, LinkFailure, ServerFailure, UsageError
+from bml.topology import Fabric, Failure, LinkFailure, ServerFailure, UsageError
 
 KINDS = ("server", "link", "switch")
 _HOURS = {"min": 1 / 60, "h": 1.0, "d": 24.0, "y": 8766.0}

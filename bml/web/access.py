@@ -39,6 +39,6 @@ def refusal(host: str, origin: str | None, given: str, token: str) -> str:
         return "this page is for this machine alone: open http://127.0.0.1:PORT, perhaps through a tunnel"
     if origin is not None and origin.lower() != f"http://{host.lower()}":
         return "another page has asked for this one"
-    if not hmac.compare_digest(given.encode(), token.encode()):
+    if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
         return "the token is missing or wrong: open the address that the command printed"
     return ""

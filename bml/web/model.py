@@ -75,8 +75,10 @@ class Pace:
         self._seen.append((now_s, step))
         while len(self._seen) > 2 and now_s - self._seen[1][0] >= _PACE_S:
             self._seen.popleft()
+        if now_s - self._seen[0][0] > 2 * _PACE_S:  # nobody looked meanwhile
+            self._seen.popleft()
         since_s, first = self._seen[0]
-        return None if now_s - since_s < 1.0 else round((step - first) / (now_s - since_s), 2)
+        return None if now_s - since_s < 1.0 else round(max(0, step - first) / (now_s - since_s), 2)
 
 
 def page_of(status: dict[str, Any], pace: Pace, now_s: float) -> Page:
@@ -86,9 +88,9 @@ def page_of(status: dict[str, Any], pace: Pace, now_s: float) -> Page:
     servers, trouble = parts.servers, troubles(parts)
     step = max([int(status.get("step", 0)), *(each.step or 0 for each in servers)])
     state = str(status.get("state", "starting"))
-    mood = "fine" if parts.epoch else "starting"
-    if trouble:
-        mood = "hurt"
+    mood = "starting"
+    if parts.epoch:
+        mood = "hurt" if trouble else "fine"
     if state in ("freezing", "proposing", "gathering") and parts.epoch:
         mood = "changing"
     return Page(
@@ -124,6 +126,11 @@ def ended(before: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
     step = max(int(before["step"]), int(outcome.get("steps", 0)))
     over = {"ended": True, "mood": "well" if well else "failed", "headline": end, "step": step}
     return {**before, **over, "phase": "", "steps_per_s": None, "predicted": []}
+
+
+def left(before: dict[str, Any], text: str) -> dict[str, Any]:
+    """Make the last page of a job that goes on, from the page before."""
+    return {**before, "ended": True, "headline": text, "steps_per_s": None}
 
 
 def as_json(page: Page) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class Parts:
         if self.epoch and server not in self.members:
             return "absent", "it has not been started"
         if answer.get("answers") is False:
-            return "silent", "it does not answer: it is frozen or too busy"
+            return "silent", "it is frozen or too busy"
         if (server, -1) in self.suspected:
             return "suspected", self.suspected[server, -1]
         speed = by_number((answer.get("shares") or {}).get("speeds", {})).get(server, 1.0)

@@ -9,6 +9,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from bml.io.forks import close_on_fork
 from bml.topology import parse
 from bml.web import model
 from bml.web.board import Board
+from bml.web.connections import Connections
 from bml.web.faults import OFFERS
 from bml.web.layout import layouts
 from bml.web.site import Site
@@ -34,6 +36,9 @@ _LAST_S = 1.0
 _ENDING_S = 5.0
 _NOTHING: dict[str, bytes] = {}
 _LOG = logging.getLogger(__name__)
+_LOG_HTTP = logging.getLogger(f"{__name__}.http")
+_LOG_HTTP.addHandler(logging.NullHandler())
+_LOG_HTTP.propagate = False  # what strangers send says nothing to the user of this terminal
 
 
 class ServedPage:
@@ -71,9 +76,11 @@ class ServedPage:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.fail(error)
-        self.close()
+        try:
+            if error is not None:
+                self.fail(error)
+        finally:
+            self.close()
 
     def say(self, text: str) -> None:
         """Show what is being started."""
@@ -86,16 +93,23 @@ class ServedPage:
 
     def end(self, outcome: dict[str, Any]) -> None:
         """Show for good how the job has ended (see bml.Job.outcome); what comes later changes nothing."""
-        if not self._is_over:
-            self._ask()  # the last views and events
-            with self._asking:
-                self._is_over = True
-            self._show(model.ended(self._page, outcome), is_last=True)
+        self._end(lambda page: model.ended(page, outcome))
+
+    def leave(self, text: str) -> None:
+        """Show for good what is known now, and say why nothing more will come: the job goes on."""
+        self._end(lambda page: model.left(page, text))
 
     def fail(self, error: BaseException) -> None:
         """Show for good that this error has ended the job; what comes later changes nothing."""
         text = str(error) if isinstance(error, BmlError) else "it was interrupted"
         self.end({"ended_well": False, "kind": type(error).__name__, "text": text, "steps": 0})
+
+    def _end(self, last: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        if not self._is_over:
+            self._ask(anyway=True)  # the last views and events
+            with self._asking:
+                self._is_over = True
+            self._show(last(self._page), is_last=True)
 
     def close(self) -> None:
         """Stop serving, once the streams have taken the last page, or a second later. Idempotent."""
@@ -117,26 +131,30 @@ class ServedPage:
         self._stop = asyncio.Event()
         self._site = Site(self._board, self._fresh, self._inject if self._injects else None)
         runner = web.AppRunner(
-            self._site.app(), handle_signals=False, access_log=None, shutdown_timeout=_LAST_S
+            self._site.app(),
+            handle_signals=False,
+            access_log=None,
+            shutdown_timeout=_LAST_S,
+            logger=_LOG_HTTP,
         )
         await runner.setup()
-        await web.SockSite(runner, self._listening).start()
+        assert runner.server is not None
+        accepted = Connections(runner.server, self._site.streaming)
+        listening = await self._loop.create_server(accepted, sock=self._listening)
         self._show(self._page)
         self._ready.set()
         following = asyncio.create_task(self._follow(self._site))
         await self._stop.wait()
         following.cancel()
         await self._site.over(_LAST_S)
+        listening.close()
         await runner.cleanup()
 
     async def _follow(self, site: Site) -> None:
         """Ask the job again and again, while there are streams."""
         while True:
             await site.watched.wait()
-            try:
-                await self._fresh()
-            except Exception:  # of a status that this version does not know; the next one may be well
-                _LOG.warning("the page could not be made", exc_info=True)
+            await self._fresh()
             await asyncio.sleep(PERIOD_S)
 
     async def _fresh(self) -> None:
@@ -150,20 +168,22 @@ class ServedPage:
 
     # --- other threads ---------------------------------------------------------------------------
 
-    def _ask(self) -> None:
-        """Ask the job and make its page, unless that was just done, or the job is over."""
+    def _ask(self, anyway: bool = False) -> None:
+        """Ask the job and make its page, unless that was just done (then `anyway`), or the job is over."""
         with self._asking:
             now_s = time.time()
-            if self._source is None or self._is_over or 0 <= now_s - self._asked_at < PERIOD_S / 2:
+            is_new = 0 <= now_s - self._asked_at < PERIOD_S / 2 and not anyway
+            if self._source is None or self._is_over or is_new:
                 return
             try:
                 status = self._source.status()
+                page = model.as_json(model.page_of(status, self._pace, now_s))
+                self._show(page, {"fabric": _fabric(status["fabric"]), "history": _history(status)})
+                self._asked_at = now_s
             except BmlError as error:
                 _LOG.info("no status for the page: %s", error)
-                return
-            self._asked_at = now_s
-            page = model.as_json(model.page_of(status, self._pace, now_s))
-            self._show(page, {"fabric": _fabric(status["fabric"]), "history": _history(status)})
+            except Exception:  # of a status that this version does not know; the job is well all the same
+                _LOG.warning("the page could not be made", exc_info=True)
 
     def _show(self, page: dict[str, Any], parts: dict[str, bytes] = _NOTHING, is_last: bool = False) -> None:
         """Put a page, and other parts, on the board, in the thread of the page."""

@@ -50,6 +50,8 @@ class Site:
         self.token = secrets.token_urlsafe(16)
         self.watched = asyncio.Event()
         """Set while there are streams."""
+        self.streaming: set[asyncio.BaseTransport] = set()
+        """The connections of streams."""
         self._board, self._fresh, self._inject = board, fresh, inject
         self._streams: set[asyncio.Event] = set()
         self._idle = asyncio.Event()
@@ -138,7 +140,7 @@ class Site:
         self._idle.clear()
         self.watched.set()
         try:
-            _bound(request)
+            self.streaming.add(_bound(request))
             await response.prepare(request)
             await self._send_news(response, wake)
         except (ConnectionError, TimeoutError):
@@ -147,6 +149,8 @@ class Site:
                 request.transport.abort()
         finally:
             self._streams.discard(wake)
+            if request.transport is not None:
+                self.streaming.discard(request.transport)
             if not self._streams:
                 self.watched.clear()
                 self._idle.set()
@@ -170,8 +174,8 @@ class Site:
                 await asyncio.wait_for(response.write(b": \n\n"), STALLED_S)
 
 
-def _bound(request: web.Request) -> None:
-    """Keep little of a stream in memory, in the kernel and here."""
+def _bound(request: web.Request) -> asyncio.BaseTransport:
+    """Keep little of a stream in memory, in the kernel and here; returns its transport."""
     transport = request.transport
     if transport is None:
         raise ConnectionResetError
@@ -179,6 +183,7 @@ def _bound(request: web.Request) -> None:
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_NBYTES)
     transport.set_write_buffer_limits(high=_BUFFER_NBYTES)
+    return transport
 
 
 def _dumps(value: Any) -> str:

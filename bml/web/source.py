@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Protocol
 
 from bml.cluster.launcher import jobsocket
 from bml.errors import BmlError
+
+_AGAIN_S = 1.0
+"""After so long a launcher that did not answer is asked again."""
 
 
 class Source(Protocol):
@@ -36,10 +40,20 @@ class OtherJob:
 
     def outcome(self) -> dict[str, Any]:
         """Wait for the end of the job; returns how it has ended (see bml.Job.outcome)."""
+        while True:
+            try:
+                if outcome := jobsocket.call(self.name, {"do": "outcome"}):
+                    return outcome
+            except BmlError as error:
+                if not self._is_there():
+                    text = f"its launcher has gone, so its result is not known here ({error})"
+                    return {"ended_well": False, "kind": type(error).__name__, "text": text, "steps": 0}
+                time.sleep(_AGAIN_S)
+
+    def _is_there(self) -> bool:
+        """Whether its launcher lives: it may be stopped, or too busy to answer."""
         try:
-            while not (outcome := jobsocket.call(self.name, {"do": "outcome"})):
-                pass
-        except BmlError as error:
-            text = f"its launcher does not answer any more, so its result is not known here ({error})"
-            return {"ended_well": False, "kind": type(error).__name__, "text": text, "steps": 0}
-        return outcome
+            jobsocket.find(self.name)
+        except BmlError:
+            return False
+        return True

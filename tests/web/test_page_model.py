@@ -206,7 +206,22 @@ def test_a_pace_is_that_of_the_last_seconds() -> None:
     assert pace.per_s(0, 0.0) is None
     rates = [pace.per_s(step, step / 10) for step in range(5, 200, 5)]
     assert rates[-1] == 10.0
-    assert pace.per_s(195, 40.0) == 0.0, "nothing has come for long"
+    assert pace.per_s(195, 25.0) == 0.0, "nothing has come for five seconds"
+
+
+def test_a_pace_after_nobody_looked_and_after_the_fastest_server_died() -> None:
+    pace = Pace()
+    pace.per_s(0, 0.0)
+    pace.per_s(10, 1.0)
+    assert pace.per_s(400, 3600.0) is None
+    assert pace.per_s(410, 3602.0) == 5.0
+    assert pace.per_s(300, 3603.0) == 0.0
+
+
+def test_at_the_start_servers_that_do_not_answer_yet_are_no_trouble_for_the_job() -> None:
+    made = page({3: {"answers": False}}, epoch=0, members=[])
+    assert (made.mood, made.headline) == ("starting", "The servers start")
+    assert made.trouble[0].text == "Server 3 does not answer: it is frozen or too busy"
 
 
 def test_numbers_of_json_are_servers() -> None:
