@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -16,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bml.cli.output import current
+from bml.io.workers import workers
 from bml.sim.check import Tally, check, report
 from bml.sim.programs.check import check as check_program
 from bml.sim.programs.check import check_all
@@ -120,11 +119,7 @@ def _run_all(
                 _add(total, one([seed]), console)
                 progress.advance(task)
             return
-        # Ctrl-C reaches all processes of a terminal. The others ignore it, and this one ends them.
-        ignored = (signal.SIGINT, signal.SIG_IGN)
-        with multiprocessing.get_context("spawn").Pool(
-            min(jobs, len(chunks)), signal.signal, ignored
-        ) as pool:
+        with workers(min(jobs, len(chunks))) as pool:
             for tally in pool.imap_unordered(one, chunks):
                 _add(total, tally, console)
                 progress.advance(task, tally.seeds)

@@ -19,8 +19,8 @@ from rich.table import Table
 from bml.bench import plot
 from bml.cli.output import current
 from bml.cli.printed import check_writable
-from bml.cli.survey.processes import processes
 from bml.flows.prices import equal_in_size
+from bml.io.workers import workers
 from bml.survey.cost import Cost, cost_of
 from bml.survey.reliability import Expected, dead_shares, expected, read_hours
 from bml.survey.sets import parts_of
@@ -103,7 +103,7 @@ def _costs(fabric: Fabric, algorithm: str, sets: Sequence[frozenset[Failure]]) -
         if len(sets) <= _FEW:
             yield from bar.track(map(one, sets), total=len(sets))
             return
-        with processes(min(os.cpu_count() or 1, len(sets))) as pool:
+        with workers(min(os.cpu_count() or 1, len(sets))) as pool:
             yield from bar.track(pool.imap(one, sets, chunksize=4), total=len(sets))
 
 

@@ -7,7 +7,7 @@ import signal
 from multiprocessing.pool import Pool
 
 
-def processes(n: int) -> Pool:
+def workers(n: int) -> Pool:
     """Start so many; a context, which ends them.
 
     Ctrl-C reaches all processes of a terminal. These ignore it, and the command's own ends them.
