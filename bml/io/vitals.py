@@ -13,6 +13,11 @@ from pathlib import Path
 from bml.predict.trouble import HostSample
 
 _KIB = 1 << 10
+_RECLAIMABLE = (
+    ("inactive_file", "active_file", "slab_reclaimable"),
+    ("total_inactive_file", "total_active_file"),
+)
+"""What the kernel takes back when a group needs memory, as `memory.stat` of cgroups v2 and v1 calls it."""
 _MILLI = 1000.0
 
 
@@ -57,23 +62,25 @@ class HostVitals:
         return None
 
     def _free_nbytes(self) -> float | None:
-        """Bytes that processes may still take: of the machine, or what the limit of the group leaves."""
+        """Bytes that processes may still take: of the machine, or what the limit of the group leaves.
+
+        A group's use has its page cache in it, which grows with every file that is read, up to the limit. It is
+        given back as soon as somebody needs it, so it counts as free, as it does in MemAvailable.
+        """
         free_kib = self._field("proc/meminfo", "MemAvailable:")
         most, taken = _number(self._cgroup / "memory.max"), _number(self._cgroup / "memory.current")
+        names, older = _RECLAIMABLE
         if most is None or taken is None:
             most = _number(self._cgroup / "memory.limit_in_bytes")
-            taken = _number(self._cgroup / "memory.usage_in_bytes")
+            taken, names = _number(self._cgroup / "memory.usage_in_bytes"), older
         left = [] if free_kib is None else [float(free_kib * _KIB)]
         if most is not None and taken is not None:
-            left.append(float(most - taken))
+            cached = sum(_field(self._cgroup / "memory.stat", name) or 0 for name in names)
+            left.append(float(most - max(0, taken - cached)))
         return min(left, default=None)
 
     def _field(self, file: str, name: str) -> int | None:
-        with suppress(OSError, ValueError, IndexError):
-            for line in (self._root / file).read_text().splitlines():
-                if line.startswith(f"{name} "):
-                    return int(line.split()[1])
-        return None
+        return _field(self._root / file, name)
 
 
 def _cgroup(root: Path) -> Path:
@@ -101,6 +108,15 @@ def _sensors(root: Path) -> Iterator[tuple[Path, float]]:
 def _below(file: Path, critical: float) -> float | None:
     value = _number(file)
     return None if value is None else critical - value / _MILLI
+
+
+def _field(file: Path, name: str) -> int | None:
+    """The number after a name at the beginning of a line."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in file.read_text().splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    return None
 
 
 def _number(file: Path) -> int | None:
