@@ -64,8 +64,8 @@ class HostVitals:
     def _free_nbytes(self) -> float | None:
         """Bytes that processes may still take: of the machine, or what the limit of the group leaves.
 
-        A group's use has its page cache in it, which grows with every file that is read, up to the limit. It is
-        given back as soon as somebody needs it, so it counts as free, as it does in MemAvailable.
+        The use of a group includes its page cache, which grows with every file that is read. That is
+        given back as soon as somebody needs memory, so it is free, as it is in MemAvailable.
         """
         free_kib = self._field("proc/meminfo", "MemAvailable:")
         most, taken = _number(self._cgroup / "memory.max"), _number(self._cgroup / "memory.current")
