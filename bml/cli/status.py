@@ -33,6 +33,8 @@ def status(job: str | None, web: int | None, web_inject: bool, as_json: bool) ->
       bml run examples/train_digits.py --launcher processes &
       bml status
     """
+    if web is not None:
+        jobsocket.find(job)  # before an address is printed
     with served(web, web_inject, lambda text: click.echo(text, err=as_json)) as page:
         if page is not None:
             _follow(job, page, as_json)

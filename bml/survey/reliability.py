@@ -87,7 +87,8 @@ def expected(surveyed: Survey, dead_share: Mapping[str, float]) -> Expected:
     """Weigh what the survey saw with the shares of time for which parts of each kind are dead."""
     n_parts = Counter(map(_kind, parts_of(surveyed.fabric)))
     seen: dict[_Mix, list[tuple[int, float, bool]]] = defaultdict(list)
-    most = float(max(sum(surveyed.fabric.rate(*nic) for nic in nics) for nics in _nics_of(surveyed.fabric)))
+    rates = (sum(surveyed.fabric.rate(*nic) for nic in nics) for nics in _nics_of(surveyed.fabric))
+    most = float(max(rates, default=0))
     for row in surveyed.rows:
         for case in row.cases:
             gst = case.cost.gst

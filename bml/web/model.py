@@ -88,10 +88,11 @@ def page_of(status: dict[str, Any], pace: Pace, now_s: float) -> Page:
     servers, trouble = parts.servers, troubles(parts)
     step = max([int(status.get("step", 0)), *(each.step or 0 for each in servers)])
     state = str(status.get("state", "starting"))
+    runs = bool(parts.epoch or status.get("views"))  # a new coordinator does not know the view at once
     mood = "starting"
-    if parts.epoch:
+    if runs:
         mood = "hurt" if trouble else "fine"
-    if state in ("freezing", "proposing", "gathering") and parts.epoch:
+    if runs and (state in ("freezing", "proposing", "gathering") or not parts.epoch):
         mood = "changing"
     return Page(
         job=str(status["job"]),

@@ -58,7 +58,7 @@ class ServedPage:
         self._page = model.as_json(model.starting("", "The job starts"))
         self._pace = model.Pace()
         self._asked_at = 0.0
-        self._is_over = False
+        self._is_over, self._failed = False, ""
         self._asking = threading.Lock()
         self._workers = ThreadPoolExecutor(3, "bml-page")
         self._loop = asyncio.new_event_loop()
@@ -97,19 +97,22 @@ class ServedPage:
 
     def leave(self, text: str) -> None:
         """Show for good what is known now, and say why nothing more will come: the job goes on."""
-        self._end(lambda page: model.left(page, text))
+        self._end(lambda page: model.left(page, text), asks=False)
 
     def fail(self, error: BaseException) -> None:
         """Show for good that this error has ended the job; what comes later changes nothing."""
         text = str(error) if isinstance(error, BmlError) else "it was interrupted"
-        self.end({"ended_well": False, "kind": type(error).__name__, "text": text, "steps": 0})
+        outcome = {"ended_well": False, "kind": type(error).__name__, "text": text, "steps": 0}
+        self._end(lambda page: model.ended(page, outcome), asks=False)
 
-    def _end(self, last: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        if not self._is_over:
-            self._ask(anyway=True)  # the last views and events
-            with self._asking:
-                self._is_over = True
-            self._show(last(self._page), is_last=True)
+    def _end(self, last: Callable[[dict[str, Any]], dict[str, Any]], asks: bool = True) -> None:
+        """Show the last page, made from the one before; `asks`: with the last views and events."""
+        if self._is_over:
+            return
+        if asks:
+            self._ask(anyway=True)
+        self._is_over = True
+        self._show(last(self._page), is_last=True)
 
     def close(self) -> None:
         """Stop serving, once the streams have taken the last page, or a second later. Idempotent."""
@@ -177,13 +180,16 @@ class ServedPage:
                 return
             try:
                 status = self._source.status()
-                page = model.as_json(model.page_of(status, self._pace, now_s))
-                self._show(page, {"fabric": _fabric(status["fabric"]), "history": _history(status)})
                 self._asked_at = now_s
+                page = model.as_json(model.page_of(status, self._pace, now_s))
+                if not self._is_over:  # it was ended without waiting for this answer
+                    self._show(page, {"fabric": _fabric(status["fabric"]), "history": _history(status)})
             except BmlError as error:
                 _LOG.info("no status for the page: %s", error)
-            except Exception:  # of a status that this version does not know; the job is well all the same
-                _LOG.warning("the page could not be made", exc_info=True)
+            except Exception as error:  # of a status that this version does not know; the job is well
+                if repr(error) != self._failed:  # said once
+                    _LOG.warning("the page could not be made", exc_info=True)
+                self._failed = repr(error)
 
     def _show(self, page: dict[str, Any], parts: dict[str, bytes] = _NOTHING, is_last: bool = False) -> None:
         """Put a page, and other parts, on the board, in the thread of the page."""

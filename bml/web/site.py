@@ -136,21 +136,20 @@ class Site:
             raise web.HTTPServiceUnavailable(reason=f"{MOST_STREAMS} pages are open: close some")
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         wake = asyncio.Event()
+        transport = _bound(request)
+        self.streaming.add(transport)
         self._streams.add(wake)
         self._idle.clear()
         self.watched.set()
         try:
-            self.streaming.add(_bound(request))
             await response.prepare(request)
             await self._send_news(response, wake)
         except (ConnectionError, TimeoutError):
             _LOG.info("%s", "a stream is closed: its reader has gone, or takes nothing")
-            if request.transport is not None:
-                request.transport.abort()
+            transport.abort()
         finally:
             self._streams.discard(wake)
-            if request.transport is not None:
-                self.streaming.discard(request.transport)
+            self.streaming.discard(transport)
             if not self._streams:
                 self.watched.clear()
                 self._idle.set()
@@ -174,7 +173,7 @@ class Site:
                 await asyncio.wait_for(response.write(b": \n\n"), STALLED_S)
 
 
-def _bound(request: web.Request) -> asyncio.BaseTransport:
+def _bound(request: web.Request) -> asyncio.WriteTransport:
     """Keep little of a stream in memory, in the kernel and here; returns its transport."""
     transport = request.transport
     if transport is None:

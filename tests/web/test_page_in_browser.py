@@ -152,6 +152,7 @@ def test_a_job_is_watched_and_hurt_in_a_browser(tmp_path: Path, monkeypatch: pyt
             visit = Visit(driver)
             driver.execute_script(WATCH)
             visit.shows("All 4 servers work")
+            assert visit.text("troubles") == "Nothing: all parts work."
             _cut_and_heal(visit)
             _keyboard(driver)
             _kill_by_click_and_join(visit)

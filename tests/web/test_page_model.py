@@ -224,5 +224,10 @@ def test_at_the_start_servers_that_do_not_answer_yet_are_no_trouble_for_the_job(
     assert made.trouble[0].text == "Server 3 does not answer: it is frozen or too busy"
 
 
+def test_while_a_new_coordinator_takes_over_the_job_does_not_start_anew() -> None:
+    made = page(epoch=0, members=[], state="gathering", views=[{"epoch": 1, "members": [0, 1]}])
+    assert (made.mood, made.headline) == ("changing", "The servers agree on the next view")
+
+
 def test_numbers_of_json_are_servers() -> None:
     assert Parts(status(lost={4: "gone"}), parse("bcube:3x2")).lost == {4: "gone"}

@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,11 +30,14 @@ class Played:
     def __init__(self) -> None:
         self.step = 15
         self.error: Exception | None = None
+        self.held: threading.Event | None = None
         self.faults: list[str] = []
 
     def status(self) -> dict[str, Any]:
         if self.error is not None:
             raise self.error
+        if self.held is not None:
+            self.held.wait(10)
         return status(step=self.step)
 
     def inject(self, spec: str) -> dict[str, Any]:
@@ -166,6 +170,37 @@ def test_a_page_that_is_left_says_that_the_job_goes_on() -> None:
         last = asking.shown()
         assert (last["ended"], last["mood"]) == (True, "fine")
         assert last["headline"] == "Nobody looks any more, and the job goes on."
+
+
+def test_streams_that_were_closed_are_forgotten() -> None:
+    with served() as (page, _, asking):
+        for _ in range(5):
+            with ExitStack() as held:
+                asking.stream(held)
+        site = page._site
+        assert site is not None
+        deadline = time.monotonic() + 10
+        while site._streams or site.streaming:  # each notices when the next page is written
+            assert time.monotonic() < deadline
+            page.say("")
+            page._ask(anyway=True)
+            time.sleep(0.01)
+
+
+def test_a_page_is_left_at_once_although_the_launcher_is_stopped() -> None:
+    with served() as (page, job, asking):
+        asking.shown()
+        held = threading.Event()
+        job.held = held
+        asked = threading.Thread(target=page._ask, args=(True,))
+        asked.start()
+        try:
+            page.leave("The job goes on.")
+            assert asking.get("/")[0] == 200
+        finally:
+            held.set()
+            asked.join()
+        assert page._page["headline"] == "The job goes on."
 
 
 def test_nothing_is_left_of_a_closed_page() -> None:

@@ -84,9 +84,9 @@
   }
 
   function troubles() {
-    const rows = page.trouble.length ? page.trouble : [null];
-    list(at("troubles"), rows, each => {
-      if (!each) return page.servers.length ? row("working", "working", "Nothing: all parts work.") : row("plain", "silent", "Nothing is known yet.");
+    const nothing = page.servers.length ? "Nothing: all parts work." : "Nothing is known yet.";
+    list(at("troubles"), page.trouble.length ? page.trouble : [nothing], each => {
+      if (each === nothing) return page.servers.length ? row("working", "working", nothing) : row("plain", "silent", nothing);
       const key = each.kind === "nic" ? `server:${each.part.split("/")[0]}` : `${each.kind}:${each.part}`;
       const button = make("button", { type: "button", "data-key": `${each.kind}:${each.part}` }, signOf(each.state), make("span", { class: "text" }, each.text));
       button.addEventListener("click", () => fabric && fabric.select(key));
@@ -174,10 +174,10 @@
     write(at("part-title"), `Server ${server.server}, address ${place.address}`);
     const does = server.step === null ? "" : ` Step ${server.step}${server.phase ? `, ${server.phase}` : ""}.${server.waits_for ? ` Waits for: ${server.waits_for}` : ""}`;
     write(at("part-text"), `${server.state === "working" ? "It works." : `${server.state}: ${server.why}.`}${does}`);
-    list(at("part-rows"), [server.nics.map(nic => [nic.level, nic.state, nic.why, rate(nic.sent_per_s), rate(nic.received_per_s)])], rows => {
+    list(at("part-rows"), [server.nics.map(nic => [`${server.server}/${nic.level}`, nic.state, nic.why, rate(nic.sent_per_s), rate(nic.received_per_s)])], rows => {
       const head = make("tr", {}, ...["NIC", "State", "Out", "In"].map((text, i) => make("th", { scope: "col", class: i > 1 ? "number" : "" }, text)));
-      const lines = rows.map(([level, state, why, sent, received]) => make("tr", {},
-        make("th", { scope: "row" }, `${server.server}/${level}`),
+      const lines = rows.map(([name, state, why, sent, received]) => make("tr", {},
+        make("th", { scope: "row" }, name),
         make("td", {}, make("span", { class: `state ${state}` }, signOf(state), state), why ? make("div", { class: "hint" }, why) : ""),
         make("td", { class: "number rate" }, sent), make("td", { class: "number rate" }, received)));
       return make("table", {}, make("thead", {}, head), make("tbody", {}, ...lines));
@@ -235,7 +235,8 @@
         headers: { "Content-Type": "application/json", "X-BML-Token": token },
         body: JSON.stringify({ fault }),
       });
-      const body = await answer.json();
+      const told = await answer.text();
+      const body = told.startsWith("{") ? JSON.parse(told) : { error: told.trim() };
       said = body.error ? `${fault} was not injected: ${body.error}` : `${body.fault}: ${body.done.join("; ")}`;
     } catch (error) {
       said = `${fault}: the launcher does not answer (${error.message})`;
