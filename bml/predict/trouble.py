@@ -183,8 +183,10 @@ class Trouble:
         bad = {}
         for link, share in shares.items():
             past = self._resent.setdefault(link, deque(maxlen=_PAST))
-            usual = median(past) if len(past) >= LASTING else 0.0
-            others = _median(each for other, each in shares.items() if other[1] != link[1])
+            beside = [each for other, each in shares.items() if other[1] != link[1]]
+            # A NIC without others beside it has its own past alone; while that is short, it says nothing.
+            usual = median(past) if len(past) >= LASTING else 0.0 if beside else inf
+            others = _median(beside)
             if share >= RESENT_SHARE and share >= RESENT_TIMES * max(usual, others):
                 bad[link] = share
             else:
@@ -192,17 +194,21 @@ class Trouble:
         self._blame(bad, shares, now)
 
     def _look_at_late(self, peers: Mapping[tuple[int, int], PeerSample], now: float) -> None:
-        """A NIC is late if all that comes over it is: a single peer may be busy, or wait for a core."""
+        """A NIC is late if all that comes over it is: a single peer may be busy, or wait for a core.
+
+        If nothing comes over other NICs, it may be this server that is busy.
+        """
         late = {link: each.late_s for link, each in peers.items() if each.late_s is not None}
         for level, own in _by_level(late).items():
-            others_s = _median(each for link, each in late.items() if link[1] != level)
+            beside = [each for link, each in late.items() if link[1] != level]
             late_s = min(own)
             past = self._lateness.setdefault(level, deque(maxlen=_PAST))
             usual_s = median(past) if len(past) >= LOOKED_AT else inf
             bad = (
                 len(own) > 1
+                and bool(beside)
                 and late_s >= LATE_INTERVALS * self._interval_s
-                and late_s >= LATE_TIMES * max(others_s, usual_s)
+                and late_s >= LATE_TIMES * max(_median(beside), usual_s)
             )
             if not bad:
                 past.append(late_s)

@@ -170,6 +170,47 @@ def test_what_is_late_everywhere_is_the_host_and_not_a_nic() -> None:
         assert not trouble.sample(peers, {}, world.host(), 1, float(second))
 
 
+def test_a_single_neighbour_that_is_late_may_be_busy() -> None:
+    """On bcube:2xk each NIC has one: that its process waits for a core is no trouble of the NIC between."""
+    trouble = Trouble(0, INTERVAL_S)
+    for second in range(30):
+        peers = {
+            (1, 0): PeerSample(2000, 0, 0.5 if second >= 6 else INTERVAL_S),
+            (2, 1): PeerSample(2000, 0, INTERVAL_S),
+        }
+        assert not trouble.sample(peers, {}, HostSample(), 1, float(second))
+
+
+STAR = [(1, 0), (2, 0), (3, 0)]
+"""The connections of a server with one NIC."""
+
+
+@pytest.mark.parametrize("since", [0, 6])
+def test_with_one_nic_the_lateness_of_all_is_not_held_against_it(since: int) -> None:
+    """There is no other NIC to compare with, and a training function may hold the interpreter for so long."""
+    trouble = Trouble(0, INTERVAL_S)
+    for second in range(30):
+        late_s = 0.3 if second >= since else INTERVAL_S
+        peers = {link: PeerSample(2000, 0, late_s) for link in STAR}
+        assert not trouble.sample(peers, {}, HostSample(), 1, float(second))
+
+
+def test_with_one_nic_loss_says_nothing_before_it_is_known_what_is_usual() -> None:
+    trouble = Trouble(0, INTERVAL_S)
+    for second in range(30):
+        peers = {link: PeerSample(2000, 30, INTERVAL_S) for link in STAR}
+        assert not trouble.sample(peers, {}, HostSample(), 1, float(second))
+
+
+def test_with_one_nic_loss_that_grows_is_still_warned_of() -> None:
+    trouble, found = Trouble(0, INTERVAL_S), []
+    for second in range(30):
+        resent = 100 if second >= 10 else 1
+        peers = {link: PeerSample(2000, resent, INTERVAL_S) for link in STAR}
+        found += trouble.sample(peers, {}, HostSample(), 1, float(second))
+    assert [(each.server, each.level, each.kind, each.since_s) for each in found] == [(0, 0, "resent", 12.0)]
+
+
 def test_a_slow_peer_is_not_the_own_nic() -> None:
     """One connection is busy all the time and carries little; the other one is as fast as ever."""
     trouble, world = Trouble(4, INTERVAL_S), World(1, False)
