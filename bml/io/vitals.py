@@ -13,11 +13,9 @@ from pathlib import Path
 from bml.predict.trouble import HostSample
 
 _KIB = 1 << 10
-_RECLAIMABLE = (
-    ("inactive_file", "active_file", "slab_reclaimable"),
-    ("total_inactive_file", "total_active_file"),
-)
-"""What the kernel takes back when a group needs memory, as `memory.stat` of cgroups v2 and v1 calls it."""
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+_RECLAIMABLE_V1 = ("total_inactive_file", "total_active_file")
+"""What the kernel takes back when a group needs memory, as `memory.stat` of cgroups v2, and v1, calls it."""
 _MILLI = 1000.0
 
 
@@ -69,10 +67,10 @@ class HostVitals:
         """
         free_kib = self._field("proc/meminfo", "MemAvailable:")
         most, taken = _number(self._cgroup / "memory.max"), _number(self._cgroup / "memory.current")
-        names, older = _RECLAIMABLE
+        names: tuple[str, ...] = _RECLAIMABLE
         if most is None or taken is None:
             most = _number(self._cgroup / "memory.limit_in_bytes")
-            taken, names = _number(self._cgroup / "memory.usage_in_bytes"), older
+            taken, names = _number(self._cgroup / "memory.usage_in_bytes"), _RECLAIMABLE_V1
         left = [] if free_kib is None else [float(free_kib * _KIB)]
         if most is not None and taken is not None:
             cached = sum(_field(self._cgroup / "memory.stat", name) or 0 for name in names)
