@@ -83,7 +83,6 @@ PURE = (
     "bml.cluster.fleets.spare_places",
     "bml.cluster.formation.point_to_point",
     "bml.cluster.formation.standby",
-    "bml.cluster.launcher.foretold",
     "bml.cluster.launcher.growing",
     "bml.cluster.launcher.restarts",
     "bml.cluster.ray.watching.absence",

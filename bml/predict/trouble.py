@@ -88,13 +88,17 @@ class Warning:
     text: str
     evidence: Mapping[str, float]
 
+    @property
+    def part(self) -> str:
+        """The part in words: `NIC 4/0`, or `server 4`."""
+        return f"server {self.server}" if self.level is None else f"NIC {self.server}/{self.level}"
+
     def shown(self, now: float) -> dict[str, Any]:
         """Return it ready for JSON, with its age in seconds."""
-        part = f"server {self.server}" if self.level is None else f"NIC {self.server}/{self.level}"
         return {
             "server": self.server,
             "level": self.level,
-            "part": part,
+            "part": self.part,
             "kind": self.kind,
             "for_s": round(now - self.since_s, 1),
             "text": self.text,
@@ -136,8 +140,6 @@ class Trouble:
         self._host: deque[tuple[float, HostSample]] = deque(maxlen=_PAST)
         self._most_free = 0.0
         self._new: list[Warning] = []
-        self.acute: list[Warning] = []
-        """Those that stand, and of which a sign was seen in the last sample."""
 
     def sample(
         self,
@@ -153,7 +155,7 @@ class Trouble:
         In another view, of number `epoch`, other trees carry other bytes; `slow`: level -> by how many
         halvings of its rate the view plans with this server's NIC, of those that it plans slow.
         """
-        self._new, self.acute = [], []
+        self._new = []
         if epoch != self._epoch:
             self._epoch = epoch
             self._rates.clear()
@@ -172,6 +174,10 @@ class Trouble:
         for key in [key for key in self.warnings if now - self._signs[key].last_s > QUIET_S]:
             del self.warnings[key]
         return self._new
+
+    def recent(self, now: float) -> list[Warning]:
+        """The warnings of which a sign was seen in the last samples."""
+        return [each for key, each in self.warnings.items() if now - self._signs[key].last_s < LOOKED_AT]
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -321,7 +327,6 @@ class Trouble:
             before = self.warnings.get(key)
             made = Warning(*key, before.since_s if before else now, text, evidence)
             self.warnings[key] = made
-            self.acute.append(made)
             if before is None:
                 self._new.append(made)
 

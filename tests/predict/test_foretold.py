@@ -3,7 +3,7 @@
 from typing import Any
 
 from bml.cli.printed import future_lines
-from bml.cluster.launcher.foretold import foretold
+from bml.predict.foretold import foretold
 from bml.predict.trouble import Warning
 
 

@@ -147,9 +147,12 @@ def test_a_warning_is_new_once_and_ends_when_it_is_quiet() -> None:
         peers = lossy(world.peers(), 5.0, OWN) if 10 <= second < 20 else world.peers()
         times += len(trouble.sample(peers, {}, world.host(), 1, float(second)))
         if second == 19:
-            (standing,) = trouble.acute
+            (standing,) = trouble.recent(19.0)
             shown = standing.shown(19.0)
             assert (shown["part"], shown["for_s"], shown["kind"]) == ("NIC 4/0", 7.0, "resent")
+        if second == 30:
+            assert trouble.warnings
+            assert not trouble.recent(30.0), "it stands, but nothing was seen for some time"
     assert times == 1
     assert not trouble.warnings
     assert QUIET_S < 40

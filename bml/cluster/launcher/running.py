@@ -23,7 +23,6 @@ from bml.cluster.fleets.fleet import (
 )
 from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
-from bml.cluster.launcher.foretold import foretold
 from bml.cluster.launcher.graces import give_up_at, inside, last_members
 from bml.cluster.launcher.history import History
 from bml.cluster.launcher.jobsocket import OUTCOME_S, JobSocket
@@ -32,10 +31,12 @@ from bml.cluster.launcher.newcomers import Newcomers, server_of
 from bml.cluster.launcher.recorder import Recorder
 from bml.cluster.launcher.restarts import OUT
 from bml.cluster.launcher.result import Result
+from bml.cluster.launcher.suspects import let_suspects_go
 from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import JobSpec, check_possible
 from bml.errors import FabricError, UsageError, job_error
 from bml.faults import AtOnce, AtStep, Fault, FaultPlan
+from bml.predict.foretold import foretold
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Job:
             self._newcomers.await_late(late)
             self._socket = JobSocket.open(self.spec.job, self._serve)
             self._thread.start()
+            let_suspects_go(self.spec, self._fleet.ask, self._over)
             while not self._begun.wait(_POLL_S):
                 pass
         except BaseException:
@@ -122,7 +124,6 @@ class Job:
         docs/reference/formats.md.
         """
         answers = self._fleet.ask(("status", ""), _STATUS) if self.running else {}
-        said = foretold(answers)
         known = {*self.spec.servers, *self._newcomers.incarnations}
         silent = sorted(known - {*answers} - {*self._result.dead} - {*self._result.reports})
         return {
@@ -133,9 +134,7 @@ class Job:
             "emulated": self.spec.emulated,
             "running": self.running,
             **self._snapshot,
-            "predicted": said["predicted"],
-            "remaining": said["remaining"],
-            "warnings": said["warnings"],
+            **foretold(answers),
             "servers": {**answers, **{server: {"answers": False} for server in silent}},
             "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
             "lost": dict(sorted(self._result.dead.items())),

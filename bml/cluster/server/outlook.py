@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +25,7 @@ from bml.predict.trouble import Trouble, Warning
 from bml.protocol.server import events as ev
 from bml.protocol.wire.messages import View
 from bml.schedule import Schedules
+from bml.sharedmem.registration_page import boot_id
 from bml.topology import LinkFailure
 
 _LOG = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Outlook:
         self._trouble = Trouble(shell.core.server, spec.timeouts().heartbeat_s)
         self._host = HostVitals()
         self._lost: Mapping[int, int] = {}
+        self._recent: tuple[Warning, ...] = ()
         self._modelled = 0
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -108,7 +111,7 @@ class Outlook:
                 _LOG.exception("server %d cannot look for trouble", self._shell.core.server)
 
     def _watch(self, now: float) -> None:
-        """Look for trouble ahead; what is new is logged, and with `preempt` acted on."""
+        """Look for trouble ahead; what is new is logged."""
         me, samples = self._shell.core.server, self._shell.nics.samples
         if not samples:
             return
@@ -126,24 +129,58 @@ class Outlook:
                     why=warning.text,
                 ),
             )  # fmt: skip
-        if self._spec.preempt_suspects:
-            for warning in self._trouble.acute:
-                self._preempt(warning)
+        self._recent = tuple(self._trouble.recent(at_s))
 
-    def _preempt(self, warning: Warning) -> None:
-        """Take out what a warning is about before it fails, if it is a part of this server.
+    def suspects(self, now: float) -> dict[str, Any]:
+        """What speaks for taking out parts of this server: its machine, and the warnings of its own parts.
 
-        A NIC whose rate falls is not: trees use it as much as it can carry.
+        `leaves`: it is about to leave; `last`: without that NIC it has no way to any other server. The
+        launcher decides, as it hears all servers (see bml.predict.suspects). Under the guard.
         """
-        shell, view = self._shell, self._shell.core.view
-        me = shell.core.server
-        if warning.server != me or view is None:
-            return
-        why = f"early warning: {warning.text}"
-        if warning.level is None:
-            shell.handover.ask_to_leave(why)
-        elif warning.kind not in _USED_ON and str(LinkFailure(me, warning.level)) not in view.failures:
-            shell.request(ev.OwnNicLost(warning.level, f"NIC {me}/{warning.level} is taken out: {why}"))
+        return {
+            "leaves": bool(self._shell.handover.leaves),
+            "machine": _machine(),
+            "suspects": [{**each.shown(now), "last": self._is_last(each.level)} for each in self._own()],
+        }
+
+    def take_out(self, part: str) -> bool:
+        """Take out a part before it fails; under the guard. Returns whether that is done.
+
+        It is not if the part is none of this server's, or no warning of it stands any more.
+        """
+        shell = self._shell
+        for warning in self._own():
+            level, why = warning.level, f"early warning: {warning.text}"
+            if warning.part != part:
+                continue
+            if level is None and not shell.handover.leaves:
+                shell.handover.ask_to_leave(why)
+                return True
+            if level is not None and not self._is_last(level):
+                shell.dispatch(ev.OwnNicLost(level, f"{part} is taken out: {why}"))
+                return True
+        return False
+
+    def _own(self) -> list[Warning]:
+        """The warnings of parts of this server that are in use and could be taken out."""
+        me, view = self._shell.core.server, self._shell.core.view
+        failures = () if view is None else view.failures
+        return [
+            each
+            for each in self._recent
+            if each.server == me
+            and each.kind not in _USED_ON
+            and view is not None
+            and (each.level is None or str(LinkFailure(me, each.level)) not in failures)
+        ]
+
+    def _is_last(self, level: int | None) -> bool:
+        """Whether a NIC is the only one by which this server reaches others, in this view."""
+        view, me = self._shell.core.view, self._shell.core.server
+        if level is None or view is None:
+            return False
+        left = self._fabric.without(*view.failures, str(LinkFailure(me, level)))
+        return not any(left.nic_alive(me, each) and left.neighbours(me, each) for each in range(left.levels))
 
     def _look(self, now: float) -> None:
         pace, views = self._pace, self._shell.core.views
@@ -174,3 +211,10 @@ class Outlook:
         fabric = slowed(self._fabric.without(*view.failures), view.halvings)
         schedules = Schedules(fabric, self._spec.algorithm, self._spec.constants)
         return modelled(schedules, self._spec.constants, self._shell.slice_nbytes)
+
+
+def _machine() -> str:
+    """An id of this machine; of one that does not tell, the same as of all such."""
+    with suppress(OSError):
+        return boot_id()
+    return ""

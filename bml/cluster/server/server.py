@@ -11,15 +11,15 @@ import contextvars
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bml.cluster.server.assembly import Assembly
-from bml.cluster.server.figures import figures
 from bml.cluster.server.peer_lines import OnEnd, OnMessage, PeerLines
-from bml.cluster.server.status import Membership, link_stats, status, transport_used, view_records
+from bml.cluster.server.status import Membership, answer, link_stats, transport_used, view_records
 from bml.cluster.spec.job import Contacts, JobSpec, Request
 from bml.cluster.spec.trace import ServerTrace
 from bml.faults import Fault
@@ -374,27 +374,6 @@ class Server:
     def answer(self, request: Request, reply: Callable[[dict[str, Any]], None]) -> None:
         """Answer a request of any thread, in the loop's; silence when the loop does not run.
 
-        "status": where this server stands (see bml.cluster.server.status). "inject": `{"done": what it will
-        do to itself}`, said before it is done, `""` if it is no matter of this server's; `{"error": why}`.
-        "leave": it will leave, for the reason that is given. "record": `{"recording": packed}`. "metrics":
-        `{"samples": samples}` (see bml.cluster.server.figures).
+        The requests and their answers are those of bml.cluster.server.status.answer.
         """
-        shell = self._shell
-
-        def carry_out() -> None:
-            try:
-                kind, argument = request
-                now = time.monotonic()
-                if kind == "inject":
-                    reply({"done": shell.injection.add(argument, shell.core, now)})
-                elif kind == "record":
-                    shell.send_recording(argument, reply)
-                elif kind == "leave":
-                    self.leave(argument)
-                    reply({})
-                else:
-                    reply({"samples": figures(shell, now)} if kind == "metrics" else status(shell, now))
-            except BmlError as error:
-                reply({"error": str(error)})
-
-        shell.request(carry_out)
+        self._shell.request(partial(answer, self._shell, request, reply))

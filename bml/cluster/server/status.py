@@ -1,17 +1,21 @@
-"""The status of a server, for `bml status` while it runs, and for the report."""
+"""What a server answers while it runs, to `bml status` and others, and what it puts into the report."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from bml.cluster.server.assembly import Assembly
+from bml.cluster.server.figures import figures
 from bml.cluster.server.shell import ServerShell
-from bml.cluster.spec.job import Contact
+from bml.cluster.spec.job import Contact, Request
 from bml.predict.step_time import Foretold
 from bml.protocol.server.core import ServerCore
 from bml.protocol.step.spans import size
 from bml.protocol.wire.messages import slow_nics
+from bml.topology.errors import BmlError
 from bml.transport.choice import Opened
 from bml.transport.interface import Transport
 
@@ -40,6 +44,35 @@ class Membership(NamedTuple):
     suspected: frozenset[int]
     contacts: dict[int, Contact]
     incarnations: dict[int, int]
+
+
+def answer(shell: Assembly, request: Request, reply: Callable[[dict[str, Any]], None]) -> None:
+    """Answer a request, in the loop's thread.
+
+    "status": where this server stands (see `status`). "inject": `{"done": what it will do to itself}`, said
+    before it is done, `""` if it is no matter of this server's; `{"error": why}`. "leave": it will leave, for
+    the reason that is given. "record": `{"recording": packed}`. "metrics": `{"samples": samples}` (see
+    bml.cluster.server.figures). "suspects": its own parts of which it warns (see Outlook.suspects).
+    "take-out": `{"done": whether it takes out that part}`.
+    """
+    kind, argument = request
+    now = time.monotonic()
+    try:
+        if kind == "record":
+            shell.send_recording(argument, reply)
+        elif kind == "inject":
+            reply({"done": shell.injection.add(argument, shell.core, now)})
+        elif kind == "leave":
+            shell.handover.ask_to_leave(argument)
+            reply({})
+        elif kind == "suspects":
+            reply(shell.outlook.suspects(now))
+        elif kind == "take-out":
+            reply({"done": shell.outlook.take_out(argument)})
+        else:
+            reply({"samples": figures(shell, now)} if kind == "metrics" else status(shell, now))
+    except BmlError as error:
+        reply({"error": str(error)})
 
 
 def status(shell: ServerShell, now: float) -> dict[str, Any]:

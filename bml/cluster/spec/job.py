@@ -31,8 +31,8 @@ from bml.transport.choice import AUTO, check_transport
 from bml.transport.handshake.traffic_class import traffic_class_of
 
 Request = tuple[str, str]
-"""A request to a running server: ("status", ""), ("metrics", ""), ("inject", fault), ("leave", why) or
-("record", why)."""
+"""A request to a running server: ("status", ""), ("metrics", ""), ("inject", fault), ("leave", why),
+("record", why), ("suspects", "") or ("take-out", part)."""
 Endpoint = tuple[str, int]
 
 _MOST_KEPT_MIB = 1 << 30

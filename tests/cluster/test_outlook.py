@@ -1,0 +1,201 @@
+"""What a server says of the future, from notes that a test makes: no thread, no socket, no clock."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bml.cluster.launcher import suspects as launchers
+from bml.cluster.launcher.suspects import let_suspects_go, look
+from bml.cluster.server.nics import NicSample
+from bml.cluster.server.outlook import Outlook
+from bml.cluster.server.status import answer
+from bml.cluster.spec.job import JobSpec
+from bml.predict.pace import Pace
+from bml.predict.suspects import Suspects
+from bml.predict.trouble import HostSample, PeerSample
+from bml.protocol.server import events as ev
+from bml.topology import parse
+
+
+class World:
+    """A server of a job, as its outlook sees it: views come, steps are done, seconds pass."""
+
+    def __init__(self, fabric: str = "bcube:2x2", server: int = 0, throughput: bool = True):
+        self.now = 0.0
+        self.pace = Pace(lambda: self.now)
+        self.fabric = parse(fabric)
+        self.dispatched: list[ev.Event] = []
+        self.core = SimpleNamespace(server=server, views=[], epoch=0, view=None)
+        self.samples: deque[NicSample] = deque(maxlen=1)
+        self.host = HostSample()
+        self.shell: Any = SimpleNamespace(
+            core=self.core,
+            throughput=SimpleNamespace(pace=self.pace) if throughput else None,
+            slice_nbytes=lambda nbytes: 1 << 16,
+            nics=SimpleNamespace(samples=self.samples),
+            handover=SimpleNamespace(leaves="", ask_to_leave=self._leave),
+            dispatch=self.dispatched.append,
+        )
+        self.shell.outlook = self.outlook = Outlook(self.shell, JobSpec(fabric), False)
+        self.outlook._host = SimpleNamespace(sample=lambda now: self.host)  # type: ignore[assignment]
+        self.install()
+
+    def _leave(self, why: str) -> None:
+        self.shell.handover.leaves = why
+
+    def install(self, *failures: str, servers: int | None = None) -> None:
+        """A view is in force."""
+        members = tuple(range(self.fabric.n_servers if servers is None else servers))
+        view = SimpleNamespace(
+            epoch=self.core.epoch + 1, contributors=members, members=members, failures=failures, halvings={}
+        )
+        self.core.views.append(SimpleNamespace(view=view, installed_at_s=self.now))
+        self.core.epoch, self.core.view = view.epoch, view
+
+    def second(self, **peers: PeerSample) -> None:
+        """A second passes, with these connections: n3_0 is that to server 3 over level 0."""
+        self.now += 1.0
+        named = {tuple(map(int, name[1:].split("_"))): each for name, each in peers.items()}
+        self.samples.append(NicSample(self.now, named, {}))  # type: ignore[arg-type]
+        self.outlook.look(self.now)
+        self.outlook._watch(self.now)
+
+    def asked(self, kind: str, argument: str = "") -> dict[str, Any]:
+        """What the server answers."""
+        said: list[dict[str, Any]] = []
+        answer(self.shell, (kind, argument), said.append)
+        return said[0]
+
+
+LOST, WELL = PeerSample(2000, 100, 0.1), PeerSample(2000, 0, 0.1)
+
+
+def lossy(world: World) -> None:
+    """A server whose NIC 0 loses segments on its way to all, after a time without."""
+    for second in range(10):
+        lost = LOST if second >= 4 else WELL
+        if world.fabric.levels == 1:
+            world.second(n1_0=lost, n2_0=lost, n3_0=lost)
+        else:
+            world.second(n1_0=lost, n2_1=WELL)
+
+
+def test_a_server_acts_on_no_warning_by_itself() -> None:
+    world = World()
+    lossy(world)
+    assert [each["kind"] for each in world.outlook.warnings(world.now)] == ["resent"]
+    assert not world.dispatched
+    (suspect,) = world.asked("suspects")["suspects"]
+    assert (suspect["part"], suspect["last"]) == ("NIC 0/0", False)
+
+
+def test_a_server_takes_out_its_own_part_when_it_is_asked_to() -> None:
+    world = World()
+    lossy(world)
+    assert world.asked("take-out", "NIC 1/0") == world.asked("take-out", "server 0") == {"done": False}
+    assert not world.dispatched
+    assert world.asked("take-out", "NIC 0/0") == {"done": True}
+    (event,) = world.dispatched
+    assert isinstance(event, ev.OwnNicLost)
+    assert event.level == 0
+    world.install("link:0/0")
+    assert world.asked("suspects")["suspects"] == []
+    assert world.asked("take-out", "NIC 0/0") == {"done": False}, "it is out"
+
+
+@pytest.mark.parametrize(
+    ("fabric", "failures"),
+    [
+        ("switch:4", ()),
+        ("bcube:2x2", ("link:0/1",)),
+        ("bcube:2x2", ("switch:1/0",)),
+        ("bcube:2x2", ("server:2",)),
+    ],
+)
+def test_a_server_keeps_its_last_nic(fabric: str, failures: tuple[str, ...]) -> None:
+    world = World(fabric)
+    lossy(world)
+    world.install(*failures)
+    (suspect,) = world.asked("suspects")["suspects"]
+    assert (suspect["part"], suspect["last"]) == ("NIC 0/0", True)
+    assert world.asked("take-out", "NIC 0/0") == {"done": False}
+    assert not world.dispatched
+
+
+def test_a_server_of_a_machine_in_trouble_leaves_once() -> None:
+    world = World()
+    for second in range(10):
+        world.host = HostSample(corrected_errors=second)
+        world.second(n1_0=WELL, n2_1=WELL)
+    assert not world.shell.handover.leaves
+    assert [each["kind"] for each in world.asked("suspects")["suspects"]] == ["errors"]
+    assert world.asked("take-out", "server 0") == {"done": True}
+    assert "early warning: its memory corrected" in world.shell.handover.leaves
+    assert world.asked("suspects")["leaves"]
+    assert world.asked("take-out", "server 0") == {"done": False}
+
+
+def test_of_servers_that_all_see_loss_none_goes() -> None:
+    worlds = [World("switch:4", server) for server in range(4)]
+    for second in range(20):
+        for world in worlds:
+            lost = LOST if second >= 4 else WELL
+            peers = {f"n{peer}_0": lost for peer in range(4) if peer != world.core.server}
+            world.second(**peers)
+    asked: list[tuple[str, str]] = []
+
+    def ask(request: tuple[str, str], patience: Any) -> dict[int, dict[str, Any]]:
+        asked.append(request)
+        return {world.core.server: world.asked(*request) for world in worlds}
+
+    assert all(world.outlook.warnings(world.now) for world in worlds)
+    assert look(Suspects(None), ask, 100.0) == ""
+    assert asked == [("suspects", "")]
+    assert not any(world.dispatched for world in worlds)
+
+
+def test_one_server_at_a_time_goes() -> None:
+    worlds = [World("bcube:3x2", server) for server in range(9)]
+    for second in range(20):
+        for world in worlds:
+            if world.core.server in (2, 7):
+                world.host = HostSample(corrected_errors=second)
+            world.second(n1_0=WELL, n2_1=WELL)
+    suspects, now = Suspects(None), 100.0
+
+    def ask(request: tuple[str, str], patience: Any) -> dict[int, dict[str, Any]]:
+        answers = {world.core.server: world.asked(*request) for world in worlds}
+        for server, each in answers.items():
+            if "machine" in each:
+                each["machine"] = str(server)
+        return answers
+
+    assert look(suspects, ask, now) == "server 2"
+    assert look(suspects, ask, now + 1) == ""
+    assert [world.core.server for world in worlds if world.shell.handover.leaves] == [2]
+    worlds.pop(2)
+    assert look(suspects, ask, now + 60) == "server 7"
+
+
+def test_the_launcher_looks_until_the_job_is_over_if_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "_LOOK_S", 0.0)
+    over, asked = threading.Event(), threading.Semaphore(0)
+
+    def ask(request: tuple[str, str], patience: Any) -> dict[int, dict[str, Any]]:
+        asked.release()
+        raise OSError("a job goes on without")
+
+    let_suspects_go(JobSpec("bcube:2x2"), ask, over)
+    assert not [each for each in threading.enumerate() if each.name == "bml-suspects"]
+    let_suspects_go(JobSpec("bcube:2x2", preempt_suspects=True), ask, over)
+    (thread,) = [each for each in threading.enumerate() if each.name == "bml-suspects"]
+    assert asked.acquire(timeout=10)
+    assert asked.acquire(timeout=10)
+    over.set()
+    thread.join(10)
+    assert not thread.is_alive()
