@@ -49,6 +49,8 @@ class Loop:
         "over",
         "plan",
         "thread",
+        "usual",
+        "weights",
     )
 
     def __init__(
@@ -74,6 +76,10 @@ class Loop:
         self.index = -1
         self.inner: list[str] = []
         """The plans of the loops inside that its current iteration has come to."""
+        self.weights: list[int] = []
+        """The weights of those of them that are over, …"""
+        self.usual: list[int] = []
+        """… and what they were in the iterations before: the last one in which there was such a loop."""
         self.open = True
         self.over = False
         """Its iterator has ended. It is still to be left if a signal's handler interrupted that, or if
@@ -85,6 +91,26 @@ class Loop:
         return Described(
             f" in iteration {self.index} of {where.text}", zlib.crc32(b"%d" % self.index, where.signature)
         )
+
+    @property
+    def weight(self) -> int:
+        """How long it is beside others: its length, times that of the loops in its iterations."""
+        return self.length * (sum(self.usual or self.weights) or 1)
+
+    def went_round(self) -> None:
+        """An iteration is over: the next one is expected to have the same loops."""
+        self.usual = self.weights + self.usual[len(self.weights) :]
+        self.weights, self.inner = [], []
+
+    def share(self, ordinal: int, share: float) -> float:
+        """The share of an iteration that is done when this share of its inner loop `ordinal` is.
+
+        In the first iteration nobody knows what comes after the first loop inside, so that is the whole.
+        """
+        if ordinal >= len(self.usual):
+            return 1.0 if ordinal else share
+        total = sum(self.usual) or 1
+        return sum(self.usual[:ordinal]) / total + share * (self.usual[ordinal] / total)
 
 
 _LENGTH = re.compile(r"(?<=\bepochs=)\d+|(?<=^steps\()\d+")
@@ -104,6 +130,7 @@ class Position:
         self._open: list[Loop] = []
         self._outermost: list[str] = []
         """The plans of the loops that it has come to outside of all others."""
+        self._done = 0.0
         self._aim: Path | None = None
         self._giver = _OTHERS
         self._may_be_longer = False
@@ -138,11 +165,11 @@ class Position:
 
     @property
     def done(self) -> float:
-        """The share of the outermost loop that is done, 0 to 1; loops inside count as equally long."""
-        share = 0.0
-        for loop in reversed(self._open):
-            share = (max(0, loop.index) + share) / loop.length if loop.length else 1.0
-        return min(1.0, share)
+        """The share of the outermost loop that is done at its newest boundary, 0 to 1; it never falls.
+
+        Iterations of a loop count as equally long, and loops after one another by their lengths.
+        """
+        return self._done if self._open else 0.0
 
     @property
     def aims(self) -> bool:
@@ -182,6 +209,8 @@ class Position:
         loop = Loop(name, depth, plan, length, on_leave, self.described, self._thread())
         self._open.append(loop)
         self.known = None
+        if outer is None:
+            self._done = 0.0
         return loop
 
     def advance(self, loop: Loop, index: int) -> int:
@@ -198,8 +227,9 @@ class Position:
         for inner in self._open[: loop.depth : -1]:
             self.leave(inner)
         self.known = None
-        loop.inner = []
+        loop.went_round()
         loop.index = index if self._aim is None else self._on_the_way(self._aim, loop, index)
+        self._done = max(self._done, self._share())
         return loop.index
 
     def leave(self, loop: Loop) -> None:
@@ -210,6 +240,8 @@ class Position:
             left.open = False
             self.known = None
             self._open.pop()
+            if self._open:
+                self._open[-1].weights.append(left.weight)
 
     def leave_here(self, loop: Loop) -> None:
         """Leave a loop that is over, in the thread in which it began; in others it is left later.
@@ -218,6 +250,17 @@ class Position:
         """
         if self._thread() == loop.thread:
             self.leave(loop)
+
+    def _share(self) -> float:
+        """The share of the outermost loop that is done, as far as is known."""
+        share, inner = 0.0, None
+        for loop in reversed(self._open):
+            if inner is not None:
+                share = loop.share(inner.ordinal, share)
+            # Whole numbers are divided first: no length is too large for that.
+            share = max(0, loop.index) / loop.length + share * (1 / loop.length) if loop.length else 1.0
+            inner = loop
+        return min(1.0, share)
 
     def _leave_over(self) -> None:
         """Leave loops whose iterators have ended but were not left, see `Loop.over`."""

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from bml.predict.remaining import Remaining, Rest
+from bml.train.position import Position
 
 KINDS = ("steady", "a failure", "a failure that heals", "stragglers", "slow unnoticed", "a late failure")
 
@@ -99,6 +100,26 @@ def test_nothing_is_said_before_enough_is_known() -> None:
     for step in range(4):
         remaining.note(step / 100, 1, float(step))
     assert remaining.rest(3.0) is None
+
+
+def test_training_and_validation_after_one_another_are_one_run() -> None:
+    """Ten epochs of 100 steps and then 10, of a second each: what is left is known in both."""
+    position, remaining, now = Position(), Remaining(), 0.0
+    outer = position.enter("steps(10)", 10, lambda: None)
+    for epoch in range(10):
+        position.advance(outer, epoch)
+        for n_steps in (100, 10):
+            inner = position.enter(f"steps({n_steps})", n_steps, lambda: None)
+            for step in range(n_steps):
+                position.advance(inner, step)
+                remaining.note(position.done, 1, now)
+                rest = remaining.rest(now)
+                if epoch > 2:
+                    assert rest is not None
+                    assert rest.seconds == pytest.approx(1100 - now, rel=0.01, abs=1)
+                    assert rest.low_s <= 1100 - now <= rest.high_s
+                now += 1.0
+            position.leave(inner)
 
 
 def test_another_loop_begins_anew() -> None:

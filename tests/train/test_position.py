@@ -62,6 +62,95 @@ def test_a_loop_that_was_left_cannot_go_on() -> None:
         go(position, inner, 1)
 
 
+def shares(position: Position, n_outer: int, *lengths: int) -> list[list[float]]:
+    """Of each iteration of an outer loop with these loops after one another: what is said to be done."""
+    outer, found = enter(position, length=n_outer), []
+    for index in range(n_outer):
+        go(position, outer, index)
+        said = [position.done]
+        for length in lengths:
+            inner = enter(position, length=length)
+            for step in range(length + 1):
+                go(position, inner, step)
+                said.append(position.done)
+            position.leave(inner)
+        found.append(said)
+    go(position, outer, n_outer)
+    return found
+
+
+def test_of_loops_after_one_another_each_counts_by_its_length() -> None:
+    """As training and validation; how many there are is known from the second iteration on."""
+    first, *later = shares(Position(), 10, 100, 10)
+    assert first[:102] == pytest.approx([0.0, *(step / 1000 for step in range(101))])
+    assert first[102:] == pytest.approx([0.1] * 11), "it waits, and never falls"
+    for index, said in enumerate(later, 1):
+        steps = [0, *range(101), *range(100, 111)]
+        assert said == pytest.approx([(index + step / 110) / 10 for step in steps])
+
+
+def test_loops_inside_of_loops_count_too() -> None:
+    position = Position()
+    outer = enter(position, length=2)
+    said = []
+    for index in range(2):
+        go(position, outer, index)
+        training = enter(position, length=3)
+        for part in range(3):
+            go(position, training, part)
+            steps = enter(position, length=30)
+            go(position, steps, *range(31))
+            position.leave(steps)
+        position.leave(training)
+        validation = enter(position, length=10)
+        go(position, validation, *range(6))
+        said.append(position.done)
+        position.leave(validation)
+    assert said == pytest.approx([0.5, (1 + 95 / 100) / 2])
+
+
+def test_a_loop_that_comes_in_some_iterations_alone_lets_the_share_never_fall() -> None:
+    position, said = Position(), []
+    outer = enter(position, length=6)
+    for index in range(6):
+        go(position, outer, index)
+        for length in (20, 5) if index % 2 else (20,):
+            inner = enter(position, length=length)
+            for step in range(length):
+                go(position, inner, step)
+                said.append(position.done)
+            position.leave(inner)
+    assert said == sorted(said)
+    assert said[-1] == pytest.approx((5 + 24 / 25) / 6)
+
+
+def test_the_next_outermost_loop_begins_with_nothing_done() -> None:
+    position = Position()
+    assert position.done == 0.0
+    for _ in range(2):
+        loop = enter(position)
+        assert position.done == 0.0
+        go(position, loop, 0, 1, 2, 3)
+        assert position.done == pytest.approx(3 / 9)
+        go(position, loop, 9)
+        assert position.done == 1.0
+        position.leave(loop)
+        assert position.done == 0.0
+
+
+def test_a_loop_without_an_end_or_without_iterations() -> None:
+    position = Position()
+    outer = enter(position, length=10**400)
+    go(position, outer, 0)
+    go(position, enter(position, length=10**400), 10**399)
+    go(position, outer, 10**399)
+    go(position, enter(position, length=10**400), 10**399)
+    assert position.done == pytest.approx(0.1)
+    position.leave(outer)
+    go(position, enter(position, length=0), 0)
+    assert position.done == 1.0
+
+
 def aimed(*path: Mark) -> Position:
     position = Position()
     position.go_to(path)
