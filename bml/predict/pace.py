@@ -41,6 +41,17 @@ class Took(NamedTuple):
     waits_s: float | None
 
 
+class Boundary(NamedTuple):
+    """A boundary of the training loop: the share of it that is done, and when that was.
+
+    `epoch`: the view of the last step before it; 0 if there was none.
+    """
+
+    done: float
+    at_s: float
+    epoch: int
+
+
 class Usual(NamedTuple):
     """Medians of the steps of one size in a view, in seconds; `error`: the relative one of `wires_s`.
 
@@ -109,11 +120,12 @@ class Pace:
         """Whether servers share the samples of batches: with fewer of them each computes longer."""
         self.views: dict[int, Steps] = {}
         """Epoch -> its steps, as of the last `look`."""
-        self.boundary: tuple[float, float] | None = None
-        """The share of the loop that is done at its newest boundary, and when that was."""
+        self.boundary: Boundary | None = None
+        """The newest one."""
         self._clock = clock
         self._noted: deque[Took] = deque(maxlen=2 * KEPT)
         self._last: Took | None = None
+        self._epoch = 0
         self._n_taken = 0
         self._waited_s = -1.0
         self._waits_s: float | None = None
@@ -125,13 +137,14 @@ class Pace:
 
     def end(self, epoch: int, n_servers: int, nbytes: int, waits: bool) -> None:
         """The step is committed, by so many servers; `waits`: its own call is what the function waits in."""
+        self._epoch = epoch
         began_s, waited_s = self._began
         waits_s = began_s if waits else self._waits_s
         self._noted.append(Took(epoch, n_servers, nbytes, began_s, self._clock(), waited_s, waits_s))
 
     def passed(self, done: float) -> None:
         """A boundary of the training loop was passed, of which this share is done."""
-        self.boundary = done, self._clock()
+        self.boundary = Boundary(done, self._clock(), self._epoch)
 
     def wait_begins(self) -> None:
         """The training thread waits for a step that another thread does."""

@@ -67,7 +67,7 @@ class Remaining:
         self._last: tuple[float, float] | None = None
         self._began: tuple[float, float] | None = None
         self._losses: list[float] = []
-        self._expected: float = 1.0
+        self._expected: dict[int, float] = {}
 
     @property
     def done(self) -> float:
@@ -101,12 +101,17 @@ class Remaining:
         if found is not None:
             self._per_run_s = found[0]
             self._losses.append(max(0.0, seconds - done * found[0]))
-        self._view, self._expected = _View(epoch), 1.0
+        else:
+            self._per_run_s *= self._expected.get(self._view.epoch, 1.0)
+        self._view = _View(epoch)
+        self._expected = {view: times for view, times in self._expected.items() if view >= epoch}
 
     def expect(self, epoch: int, times: float) -> None:
-        """In view `epoch` steps are predicted to take so many times as long as in the one before."""
-        if self._view is not None and self._view.epoch == epoch:
-            self._expected = times
+        """In view `epoch` steps are predicted to take so many times as long as in the one before.
+
+        That may be said before the first boundary of that view.
+        """
+        self._expected[epoch] = times
 
     def rest(self, now: float) -> Rest | None:
         """What is left at this time; None as long as too little is known."""
@@ -116,7 +121,7 @@ class Remaining:
         if found is None:
             if not self._per_run_s:
                 return None
-            found = self._per_run_s * self._expected, 0.15, 1.0
+            found = self._per_run_s * self._expected.get(self._view.epoch, 1.0), 0.15, 1.0
         per_run_s, error, chance = found
         done, at_s = self._last
         left = 1.0 - done

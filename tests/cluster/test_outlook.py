@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +65,19 @@ class World:
         self.samples.append(NicSample(self.now, named, {}))  # type: ignore[arg-type]
         self.outlook.look(self.now)
         self.outlook._watch(self.now)
+
+    def step(
+        self, done: float, took_s: float, wires_s: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """A boundary is passed, and then a step is done that takes so long, a part of it on the wires."""
+        self.pace.passed(done)
+        self.now += took_s - wires_s
+        self.pace.begin()
+        meanwhile()
+        self.now += wires_s
+        view = self.core.view
+        self.pace.end(view.epoch, len(view.contributors), 40_000_000, True)
+        self.outlook.look(self.now)
 
     def asked(self, kind: str, argument: str = "") -> dict[str, Any]:
         """What the server answers."""
@@ -199,3 +213,44 @@ def test_the_launcher_looks_until_the_job_is_over_if_that_is_wanted(monkeypatch:
     over.set()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_new_view_goes_as_its_steps_are_predicted() -> None:
+    """Servers share the samples of a batch: three compute longer than four."""
+    world, n_steps = World(), 400
+    world.pace.shares_work = True
+
+    def lose_a_server() -> None:
+        world.install("server:3", servers=3)
+        world.now += 1.0
+        world.outlook.look(world.now)
+
+    for step in range(60):
+        world.step(step / n_steps, 0.8, 0.7)
+    world.step(60 / n_steps, 0.8, 0.7, lose_a_server)
+    predicted = world.outlook.predicted()
+    assert predicted is not None
+    step_s = predicted["step_s"]
+    assert step_s > 1.02 * 0.8
+    for step in (61, 62):  # boundaries of the new view; nothing is known of its rate
+        world.step(step / n_steps, step_s, 0.7)
+        rest = world.outlook.remaining(world.now)
+        assert rest is not None
+        assert rest["seconds"] == pytest.approx((n_steps - step - 1) * step_s, rel=0.01)
+
+
+def test_a_boundary_belongs_to_the_view_of_the_step_before_it() -> None:
+    """The view changes just after a boundary at which nobody has looked yet: its cost is in the long step."""
+    world, n_steps = World(), 100
+
+    def change() -> None:
+        world.install()
+        world.outlook.look(world.now)
+        world.now += 12.0
+
+    for step in range(24):
+        world.step(step / n_steps, 3.0, 0.7, change if step == 20 else lambda: None)
+    remaining = world.outlook.remaining(world.now)
+    assert remaining is not None
+    assert remaining["seconds"] == pytest.approx((n_steps - 24) * 3.0, rel=0.02)
+    assert world.outlook._remaining._losses == pytest.approx([12.0])

@@ -84,6 +84,26 @@ def test_a_new_view_goes_as_it_is_predicted_until_it_was_measured() -> None:
     assert rest.low_s < 60 * 1.5 < rest.high_s
 
 
+def test_a_view_may_be_predicted_before_its_first_boundary() -> None:
+    remaining = Remaining()
+    for step in range(40):
+        remaining.note(step / 100, 1, float(step))
+    remaining.expect(2, 1.5)
+    before = remaining.rest(39.0)
+    assert before is not None
+    assert before.seconds == pytest.approx(61.0), "view 1 is in force"
+    remaining.note(0.40, 2, 41.0)
+    remaining.expect(3, 2.0)  # view 2 is over before its rate is known
+    remaining.note(0.41, 3, 44.0)
+    rest = remaining.rest(44.0)
+    assert rest is not None
+    assert rest.seconds == pytest.approx(59 * 1.5 * 2.0)
+    remaining.note(0.42, 4, 48.0)
+    rest = remaining.rest(48.0)
+    assert rest is not None
+    assert rest.seconds == pytest.approx(58 * 1.5 * 2.0), "of view 4 nothing is predicted: as the one before"
+
+
 def test_time_that_passes_after_a_boundary_is_taken_off() -> None:
     remaining = Remaining()
     for step in range(40):

@@ -192,8 +192,9 @@ class Outlook:
                 self._predictor.installed(view.epoch, self._model(view))
             self._predict(view, self._modelled, pace)
             self._modelled = view.epoch
-        if pace.boundary is not None:
-            self._remaining.note(pace.boundary[0], self._modelled, pace.boundary[1])
+        boundary = pace.boundary
+        if boundary is not None:
+            self._remaining.note(boundary.done, boundary.epoch or self._modelled, boundary.at_s)
 
     def _predict(self, view: View, before: int, pace: Pace) -> None:
         known = view.epoch in self._predictor.predictions
