@@ -82,8 +82,9 @@ class Steps:
         step_s, wires_s, slack_s, exposed_s = times
         if self.first is not None and self.first.n_steps < LEARNED:
             self.first.add(nbytes, *times)
-        self.counts[nbytes] = self.counts.get(nbytes, 0) + 1
+        # First the times: whoever sees a size among the counts reads its times.
         self.times.setdefault(nbytes, deque(maxlen=KEPT)).append((step_s, wires_s, slack_s, exposed_s))
+        self.counts[nbytes] = self.counts.get(nbytes, 0) + 1
 
     @property
     def n_steps(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bml.cluster.launcher import suspects as launchers
+from bml.cluster.launcher.running import Job
 from bml.cluster.launcher.suspects import let_suspects_go, look
 from bml.cluster.server.nics import NicSample
 from bml.cluster.server.outlook import Outlook
@@ -254,3 +255,49 @@ def test_a_boundary_belongs_to_the_view_of_the_step_before_it() -> None:
     assert remaining is not None
     assert remaining["seconds"] == pytest.approx((n_steps - 24) * 3.0, rel=0.02)
     assert world.outlook._remaining._losses == pytest.approx([12.0])
+
+
+@pytest.mark.parametrize("kind", ["status", "metrics", "suspects", "take-out", "inject"])
+def test_a_question_that_cannot_be_answered_ends_no_server(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This shell lacks most of what is asked for; an exception would leave the loop, and end the server."""
+    world = World()
+    world.shell.outlook = None
+    assert "Error" in world.asked(kind)["error"]
+    assert "server 0 cannot answer" in caplog.text
+
+
+def test_what_the_loop_reads_is_not_changed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, seen = World(), list[str]()
+    locked = world.outlook._facts.locked
+    parts = [(world.pace, "look"), (world.outlook._remaining, "note"), (world.outlook._remaining, "rest")]
+    for part, name in parts:
+        whole = getattr(part, name)
+
+        def checked(*arguments: Any, name: str = name, whole: Callable[..., Any] = whole) -> Any:
+            assert locked()
+            seen.append(name)
+            return whole(*arguments)
+
+        monkeypatch.setattr(part, name, checked)
+    for step in range(20):
+        world.step(step / 100, 0.8, 0.7)
+    assert world.outlook.remaining(world.now)
+    assert {*seen} == {"look", "note", "rest"}
+
+
+def test_in_the_status_of_a_job_a_server_that_cannot_answer_does_not() -> None:
+    answers = {0: {"step": 7, "warnings": []}, 1: {"error": "KeyError: 1000"}}
+    job: Any = SimpleNamespace(
+        _fleet=SimpleNamespace(ask=lambda request, patience: answers, spares=SimpleNamespace(left=0)),
+        _result=SimpleNamespace(dead={}, reports={}),
+        _newcomers=SimpleNamespace(incarnations={}, awaited=()),
+        _history=SimpleNamespace(views=[], events=[]),
+        _snapshot={},
+        _launcher="processes",
+        spec=JobSpec("bcube:2x1"),
+        name="one",
+        running=True,
+    )
+    assert Job.status(job)["servers"] == {0: answers[0], 1: {"answers": False}}

@@ -100,6 +100,20 @@ def test_it_serves_what_servers_say_and_closes() -> None:
         read(endpoint.url)
 
 
+def test_a_server_that_cannot_say_its_counts_does_not_answer() -> None:
+    fleet: Any = Servers({0: [Sample("bml_steps_total", (), 7)]})
+    ask = fleet.ask
+    fleet.ask = lambda *question: {**ask(*question), 1: {"error": "KeyError: 1000"}}
+    endpoint = Endpoint(("127.0.0.1", 0))
+    try:
+        endpoint.serve(fleet, result(0, 1), NEWCOMERS)
+        found = read(endpoint.url)
+    finally:
+        endpoint.close()
+    assert found["bml_server_answers", ("job", "one"), ("server", "0")] == 1
+    assert found["bml_server_answers", ("job", "one"), ("server", "1")] == 0
+
+
 def test_of_a_silent_server_the_counters_stay() -> None:
     kept = {4: [Sample("bml_steps_total", (), 9), Sample("bml_queued_bytes", ("0",), 100)]}
     found = {

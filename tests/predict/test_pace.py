@@ -2,7 +2,7 @@
 
 import pytest
 
-from bml.predict.pace import LEARNED, Pace, Usual
+from bml.predict.pace import LEARNED, Pace, Steps, Usual
 
 
 class Clock:
@@ -75,3 +75,17 @@ def test_times_of_sizes_are_weighed_by_how_often_they_came() -> None:
     view = pace.views[1]
     assert view.step_s({4096: 1, 64: 3}) == pytest.approx((1.0 + 3 * 0.25) / 4)
     assert not view.has([128])
+
+
+def test_a_step_that_is_counted_has_its_times() -> None:
+    """Another thread asks for the times of all sizes that are counted."""
+
+    class Counts(dict[int, int]):
+        def __setitem__(self, nbytes: int, count: int) -> None:
+            super().__setitem__(nbytes, count)
+            assert steps.usual(nbytes).step_s == 1.0
+
+    steps = Steps(4, counts=Counts())
+    for _ in range(3):
+        steps.add(1000, 1.0, 1.0, 0.0, 0.0)
+    assert steps.n_steps == 3

@@ -123,7 +123,8 @@ class Job:
         `{"answers": False}` for a server that does not answer within a second. The keys are in
         docs/reference/formats.md.
         """
-        answers = self._fleet.ask(("status", ""), _STATUS) if self.running else {}
+        asked = self._fleet.ask(("status", ""), _STATUS) if self.running else {}
+        answers = {server: said for server, said in asked.items() if "error" not in said}
         known = {*self.spec.servers, *self._newcomers.incarnations}
         silent = sorted(known - {*answers} - {*self._result.dead} - {*self._result.reports})
         return {

@@ -39,7 +39,7 @@ class Publisher:
             answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
             self._server.answer(("metrics", ""), answers.put)
             with suppress(queue.Empty):  # it has not begun, or is over
-                for sample in answers.get(timeout=_ANSWER_S)["samples"]:
+                for sample in answers.get(timeout=_ANSWER_S).get("samples", ()):
                     self._publish(sample)
 
     def _publish(self, sample: Sample) -> None:

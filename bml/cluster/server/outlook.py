@@ -51,6 +51,8 @@ class Outlook:
         self._recent: tuple[Warning, ...] = ()
         self._modelled = 0
         self._lock = threading.Lock()
+        # What was noted, and what is said of it: the loop's thread reads it, and must not wait for a model.
+        self._facts = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bml-outlook", daemon=True)
 
@@ -66,12 +68,16 @@ class Outlook:
         """What is predicted for the view in force, beside what was measured; None: nothing yet."""
         pace, epoch = self._pace, self._shell.core.epoch
         predicted = self._predictor.predictions.get(epoch)
-        return None if predicted is None or pace is None else predicted.shown(pace.views.get(epoch))
+        if predicted is None or pace is None:
+            return None
+        with self._facts:
+            return predicted.shown(pace.views.get(epoch))
 
     def remaining(self, now: float) -> dict[str, float] | None:
         """The seconds that are left of the outermost loop; None: too little is known."""
-        rest = self._remaining.rest(now)
-        return None if rest is None else {"done": self._remaining.done, **asdict(rest)}
+        with self._facts:
+            rest, done = self._remaining.rest(now), self._remaining.done
+        return None if rest is None else {"done": done, **asdict(rest)}
 
     def warnings(self, now: float) -> list[dict[str, Any]]:
         """The early warnings that stand."""
@@ -82,7 +88,8 @@ class Outlook:
         predicted, pace = self._predictor.predictions.get(epoch), self._pace
         if predicted is None or pace is None:
             return Foretold(None, None, "")
-        return Foretold(predicted.step_s, predicted.measured_s(pace.views.get(epoch)), predicted.basis)
+        with self._facts:
+            return Foretold(predicted.step_s, predicted.measured_s(pace.views.get(epoch)), predicted.basis)
 
     def look(self, now: float) -> None:
         """Take in what was noted, and predict what can be. Never raises: a job runs without, too."""
@@ -186,7 +193,8 @@ class Outlook:
         pace, views = self._pace, self._shell.core.views
         if pace is None or not views:
             return
-        pace.look()
+        with self._facts:
+            pace.look()
         for view in [record.view for record in views if record.view.epoch >= self._modelled]:
             if view.epoch > self._modelled:
                 self._predictor.installed(view.epoch, self._model(view))
@@ -194,7 +202,8 @@ class Outlook:
             self._modelled = view.epoch
         boundary = pace.boundary
         if boundary is not None:
-            self._remaining.note(boundary.done, boundary.epoch or self._modelled, boundary.at_s)
+            with self._facts:
+                self._remaining.note(boundary.done, boundary.epoch or self._modelled, boundary.at_s)
 
     def _predict(self, view: View, before: int, pace: Pace) -> None:
         known = view.epoch in self._predictor.predictions
@@ -204,7 +213,8 @@ class Outlook:
             return
         took_s = predicted.measured_s(earlier)
         if took_s:
-            self._remaining.expect(view.epoch, predicted.step_s / took_s)
+            with self._facts:
+                self._remaining.expect(view.epoch, predicted.step_s / took_s)
 
     def _model(self, view: View) -> Wires:
         if self._shares_memory:

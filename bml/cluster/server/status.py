@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from bml.protocol.wire.messages import slow_nics
 from bml.topology.errors import BmlError
 from bml.transport.choice import Opened
 from bml.transport.interface import Transport
+
+_LOG = logging.getLogger(__name__)
 
 _COUNTERS = (
     "nbytes_sent",
@@ -53,26 +56,37 @@ def answer(shell: Assembly, request: Request, reply: Callable[[dict[str, Any]], 
     before it is done, `""` if it is no matter of this server's; `{"error": why}`. "leave": it will leave, for
     the reason that is given. "record": `{"recording": packed}`. "metrics": `{"samples": samples}` (see
     bml.cluster.server.figures). "suspects": its own parts of which it warns (see Outlook.suspects).
-    "take-out": `{"done": whether it takes out that part}`.
+    "take-out": `{"done": whether it takes out that part}`. A question that cannot be answered has
+    `{"error": why}`, too, as an exception here would end this server.
     """
-    kind, argument = request
-    now = time.monotonic()
     try:
-        if kind == "record":
-            shell.send_recording(argument, reply)
-        elif kind == "inject":
-            reply({"done": shell.injection.add(argument, shell.core, now)})
-        elif kind == "leave":
-            shell.handover.ask_to_leave(argument)
-            reply({})
-        elif kind == "suspects":
-            reply(shell.outlook.suspects(now))
-        elif kind == "take-out":
-            reply({"done": shell.outlook.take_out(argument)})
-        else:
-            reply({"samples": figures(shell, now)} if kind == "metrics" else status(shell, now))
+        if request[0] == "record":
+            shell.send_recording(request[1], reply)
+            return
+        said = _answer(shell, *request)
     except BmlError as error:
-        reply({"error": str(error)})
+        said = {"error": str(error)}
+    except Exception as error:
+        _LOG.exception("server %d cannot answer %s", shell.core.server, request[0])
+        said = {"error": f"{type(error).__name__}: {error}"}
+    reply(said)
+
+
+def _answer(shell: Assembly, kind: str, argument: str) -> dict[str, Any]:
+    now = time.monotonic()
+    match kind:
+        case "inject":
+            return {"done": shell.injection.add(argument, shell.core, now)}
+        case "leave":
+            shell.handover.ask_to_leave(argument)
+            return {}
+        case "suspects":
+            return shell.outlook.suspects(now)
+        case "take-out":
+            return {"done": shell.outlook.take_out(argument)}
+        case "metrics":
+            return {"samples": figures(shell, now)}
+    return status(shell, now)
 
 
 def status(shell: ServerShell, now: float) -> dict[str, Any]:
