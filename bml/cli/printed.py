@@ -19,6 +19,8 @@ from bml.train.balancing.throughput import SizeSummary
 _DEEPEST = 50
 #: Whole numbers with more bits are written as hexadecimal texts, as parsers refuse long ones.
 _MOST_BITS = 1 << 12
+#: Longer times are not told apart, and timedelta cannot hold all of them.
+_LONGEST_S = 100 * 365 * 86400.0
 
 
 def strict_json(value: Any, indent: int | None = None) -> str:
@@ -75,6 +77,8 @@ def milliseconds(seconds: float) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if seconds >= _LONGEST_S:
+        return "100 years"
     return f"{seconds:.0f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 

@@ -22,6 +22,8 @@ _CHANGED = 0.08
 """Relative change of the rate within a view from which on the older steps do not count, …"""
 _CERTAIN = 4.0
 """… if it is so many times as large as chance makes it."""
+_ENDLESS_S = 100 * 365 * 86400.0
+"""A run that would take so long is one that somebody will end: nothing is said of it."""
 _Z = 1.645
 """Of a normal distribution, 90 % are within so many deviations."""
 _DRIFT = 0.045
@@ -114,7 +116,7 @@ class Remaining:
         self._expected[epoch] = times
 
     def rest(self, now: float) -> Rest | None:
-        """What is left at this time; None as long as too little is known."""
+        """What is left at this time; None as long as too little is known, and of a loop without an end."""
         if self._view is None or self._last is None or self._began is None:
             return None
         found = _rate(self._view.blocks)
@@ -147,9 +149,10 @@ class Remaining:
 def _rate(blocks: list[tuple[float, float]]) -> tuple[float, float, float] | None:
     """Seconds for a whole run; the relative error of that; the relative deviation of one block.
 
-    Only since the last change within the view. None: too little is known.
+    Only since the last change within the view. None: too little is known, or it has no end.
     """
-    if len(blocks) < LEAST:
+    whole, took_s = sum(each[0] for each in blocks), sum(each[1] for each in blocks)
+    if len(blocks) < LEAST or took_s > whole * _ENDLESS_S:
         return None
     done, seconds = np.array(blocks).T
     since = _changed_at(seconds / done)

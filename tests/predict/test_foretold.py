@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from bml.cli.printed import future_lines
 from bml.predict.foretold import foretold
 from bml.predict.trouble import Warning
@@ -38,3 +40,10 @@ def test_the_server_that_measured_most_speaks_and_each_trouble_is_said_once() ->
 def test_nothing_is_known_of_the_future_at_first() -> None:
     assert foretold({}) == {"predicted": None, "remaining": None, "warnings": []}
     assert future_lines(foretold({0: {"answers": False}})) == []
+
+
+@pytest.mark.parametrize("seconds", [1e11, 1e18, 1e300, float("inf")])
+def test_what_takes_longer_than_anybody_waits_is_said_in_words(seconds: float) -> None:
+    rest = {"done": 0.0, "seconds": 3600.0, "low_s": 60.0, "high_s": seconds}
+    (line,) = future_lines({"remaining": rest})
+    assert line == "left: 1:00:00, between 0:01:00 and 100 years nine times in ten; 0% of the loop is done"

@@ -1,5 +1,6 @@
 """The remaining time of simulated runs, of which the end is known."""
 
+import sys
 from random import Random
 
 import pytest
@@ -148,3 +149,14 @@ def test_another_loop_begins_anew() -> None:
         remaining.note(step / 50, 1, float(step))
     remaining.note(0.0, 1, 60.0)
     assert remaining.rest(61.0) is None
+
+
+@pytest.mark.parametrize("length", [sys.maxsize, 10**307, 10**400], ids=["maxsize", "e307", "e400"])
+def test_nothing_is_said_of_a_loop_without_an_end(length: int) -> None:
+    position, remaining = Position(), Remaining()
+    loop = position.enter(f"steps({length})", length, lambda: None)
+    for epoch in (1, 2):
+        for step in range(12):
+            position.advance(loop, step + 12 * epoch)
+            remaining.note(position.done, epoch, 0.1 * loop.index)
+    assert remaining.rest(4.0) is None
