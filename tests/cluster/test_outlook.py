@@ -301,3 +301,16 @@ def test_in_the_status_of_a_job_a_server_that_cannot_answer_does_not() -> None:
         running=True,
     )
     assert Job.status(job)["servers"] == {0: answers[0], 1: {"answers": False}}
+
+
+@pytest.mark.parametrize("throughput", [True, False], ids=["a session", "bml torchrun"])
+def test_other_trees_in_another_view_are_no_falling_rate(throughput: bool) -> None:
+    """Also where no session shows its steps, as nothing is predicted there."""
+    world = World("bcube:3x2", throughput=throughput)
+    for second in range(40):
+        if second == 20:
+            world.install()
+        busy = PeerSample(10, 0, 0.1, 1_000_000, 1.0)
+        less = busy._replace(nbytes=400_000) if second >= 20 else busy
+        world.second(n1_0=less, n2_0=less, n3_1=busy, n6_1=busy)
+    assert not world.outlook.warnings(world.now)

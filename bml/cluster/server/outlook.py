@@ -127,7 +127,8 @@ class Outlook:
         self._lost = lost
         host, view = self._host.sample(now), self._shell.core.view
         slow = {} if view is None else {level: n for (who, level), n in view.halvings.items() if who == me}
-        for warning in self._trouble.sample(peers, new, host, self._modelled, at_s, slow):
+        epoch = 0 if view is None else view.epoch
+        for warning in self._trouble.sample(peers, new, host, epoch, at_s, slow):
             shown = warning.shown(at_s)
             _LOG.warning(
                 "%s",
