@@ -17,6 +17,10 @@ from typing import NamedTuple
 
 KEPT = 256
 """Of how many steps of a view and size, the last ones, the times are kept."""
+SIZES_KEPT = 256
+"""Sizes of a view of which the times are kept: the newest ones."""
+VIEWS_KEPT, WHOLE_VIEWS = 256, 8
+"""Views that are kept, the last ones; and how many of them with the times of all steps, not medians alone."""
 LEARNED = 5
 """From so many steps it is learned how long the training function computes."""
 _NORMAL, _OF_MEDIAN = 1.48, 1.25
@@ -76,6 +80,8 @@ class Steps:
     """The first LEARNED of them; None in that one itself."""
     counts: dict[int, int] = field(default_factory=dict)
     times: dict[int, deque[tuple[float, float, float, float]]] = field(default_factory=dict)
+    n_steps: int = 0
+    """How many there are."""
 
     def add(self, nbytes: int, *times: float) -> None:
         """Add a step with the times of `Usual`."""
@@ -85,11 +91,17 @@ class Steps:
         # First the times: whoever sees a size among the counts reads its times.
         self.times.setdefault(nbytes, deque(maxlen=KEPT)).append((step_s, wires_s, slack_s, exposed_s))
         self.counts[nbytes] = self.counts.get(nbytes, 0) + 1
+        self.n_steps += 1
+        while len(self.counts) > SIZES_KEPT:
+            oldest = next(iter(self.counts))
+            del self.counts[oldest], self.times[oldest]
 
-    @property
-    def n_steps(self) -> int:
-        """How many there are."""
-        return sum(self.counts.values())
+    def shorten(self) -> None:
+        """Keep the medians alone."""
+        for nbytes, times in self.times.items():
+            if len(times) > 1:
+                _, step_s, wires_s, slack_s, exposed_s, _ = self.usual(nbytes)
+                self.times[nbytes] = deque([(step_s, wires_s, slack_s, exposed_s)], maxlen=1)
 
     def has(self, sizes: Collection[int]) -> bool:
         """Whether there are steps of each of these sizes, in bytes."""
@@ -170,6 +182,7 @@ class Pace:
         steps = self.views.get(took.epoch)
         if steps is None or steps.n_servers != took.n_servers:
             steps = self.views[took.epoch] = Steps(took.n_servers, Steps(took.n_servers))
+            self._forget()
         step_s, wires_s = took.ended_s - before.ended_s, took.ended_s - took.began_s
         if before.waits_s is not None:
             slack_s = 0.0
@@ -182,3 +195,11 @@ class Pace:
         else:  # a queue of steps goes on at once, and all of it is waited for in the end
             exposed_s = wires_s if slack_s <= 0.01 * step_s else 0.0
         steps.add(took.nbytes, step_s, wires_s, slack_s, min(exposed_s, wires_s))
+
+    def _forget(self) -> None:
+        """A job may live through any number of views."""
+        known = sorted(self.views)
+        for epoch in known[:-VIEWS_KEPT]:
+            del self.views[epoch]
+        for epoch in known[:-WHOLE_VIEWS][-1:]:
+            self.views[epoch].shorten()

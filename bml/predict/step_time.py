@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bml.predict.pace import LEARNED, Steps, mean_s
+from bml.predict.pace import LEARNED, VIEWS_KEPT, Steps, mean_s
 from bml.schedule import Schedules
 from bml.schedule.select.model import Constants
 
@@ -92,10 +92,6 @@ def modelled_shared(n_servers: int, constants: Constants) -> Wires:
     return lambda nbytes: 2 * constants.alpha_s + nbytes * per_byte_s
 
 
-_VIEWS_KEPT = 256
-"""Views of which models and predictions stay."""
-
-
 class Predictor:
     """Predicts the steps of one job, view by view; `source` says in words whence the constants are.
 
@@ -114,7 +110,7 @@ class Predictor:
         """A view is in force, and this is the model of its steps."""
         self._models[epoch] = wires
         for kept in (self._models, self.predictions):
-            for old in sorted(kept)[:-_VIEWS_KEPT]:
+            for old in sorted(kept)[:-VIEWS_KEPT]:
                 del kept[old]
 
     def look(self, views: Mapping[int, Steps], n_servers: int, shares_work: bool) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bml.predict.pace import LEARNED, Pace, Steps, Usual
+from bml.predict.pace import LEARNED, SIZES_KEPT, VIEWS_KEPT, WHOLE_VIEWS, Pace, Steps, Usual
 
 
 class Clock:
@@ -89,3 +89,36 @@ def test_a_step_that_is_counted_has_its_times() -> None:
     for _ in range(3):
         steps.add(1000, 1.0, 1.0, 0.0, 0.0)
     assert steps.n_steps == 3
+
+
+def test_of_views_that_come_and_go_little_stays() -> None:
+    """Of old ones the medians alone, and in the end nothing."""
+    clock = Clock()
+    pace = Pace(clock)
+    for epoch in range(1, VIEWS_KEPT + 100):
+        for step in range(20):
+            steps(pace, clock, 1, 0.25, 0.5 + step % 3, epoch)
+        pace.look()
+    assert [*pace.views] == list(range(100, VIEWS_KEPT + 100))
+    kept = [sum(map(len, pace.views[epoch].times.values())) for epoch in sorted(pace.views)]
+    assert kept == [1] * (VIEWS_KEPT - WHOLE_VIEWS) + [19] * WHOLE_VIEWS
+    old, new = pace.views[100], pace.views[VIEWS_KEPT + 99]
+    assert (old.n_steps, old.counts) == (new.n_steps, new.counts) == (19, {1024: 19})
+    assert old.usual(1024)[:5] == new.usual(1024)[:5]
+    assert old.step_s(old.counts) == new.step_s(new.counts)
+
+
+def test_of_a_program_with_ever_new_sizes_the_newest_stay() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    for step in range(5000):
+        clock.now += 0.5
+        pace.begin()
+        clock.now += 0.25
+        pace.end(1, 9, 1000 + step, waits=True)
+        pace.look()
+    taken = pace.views[1]
+    assert taken.n_steps == 4998
+    assert [*taken.counts] == [*taken.times] == list(range(6000 - SIZES_KEPT, 6000))
+    assert taken.step_s(taken.counts) == 0.75
+    assert not taken.has([1000])
