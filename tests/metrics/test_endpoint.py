@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import struct
 import sys
+import threading
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import bml
+from bml.cluster.launcher import metrics
 from bml.cluster.launcher.metrics import Endpoint, Facts, address_of, families
 from bml.metrics.samples import Distribution, Sample
 from bml.metrics.table import METRICS
@@ -33,7 +36,10 @@ def test_an_address(text: str | int, address: tuple[str, int]) -> None:
     assert address_of(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "x", ":9400", "1.2.3.4:", "65536", "-1", "a:b", "٣", 1.5, True])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", ":9400", "1.2.3.4:", "65536", "-1", "a:b", "٣", 1.5, True, "::1:" + "9" * 5000, "h\0st:1"],
+)
 def test_what_is_no_address(text: Any) -> None:
     with pytest.raises(UsageError, match="give a port"):
         address_of(text)
@@ -112,6 +118,32 @@ def test_a_server_that_cannot_say_its_counts_does_not_answer() -> None:
         endpoint.close()
     assert found["bml_server_answers", ("job", "one"), ("server", "0")] == 1
     assert found["bml_server_answers", ("job", "one"), ("server", "1")] == 0
+
+
+@pytest.mark.parametrize("ends", ["says nothing", "resets"])
+def test_a_client_that_asks_nothing_is_nothing_to_hear_of(
+    ends: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics._Handler, "timeout", 0.05)
+    closed = threading.Semaphore(0)
+    shut = metrics._Server.shutdown_request
+
+    def closing(server: Any, request: Any) -> None:
+        shut(server, request)
+        closed.release()
+
+    monkeypatch.setattr(metrics._Server, "shutdown_request", closing)
+    endpoint = Endpoint(("127.0.0.1", 0))
+    try:
+        port = int(endpoint.url.rsplit(":", 1)[1].split("/")[0])
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            if ends == "resets":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()
+            assert closed.acquire(timeout=10)
+    finally:
+        endpoint.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_of_a_silent_server_the_counters_stay() -> None:

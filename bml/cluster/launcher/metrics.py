@@ -7,7 +7,10 @@ the coordinator nor the thread that follows the job takes part in it.
 from __future__ import annotations
 
 import importlib
+import logging
+import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +26,8 @@ from bml.io.forks import close_on_fork
 from bml.metrics.samples import Distribution, Sample
 from bml.metrics.table import METRICS, TABLE, Metric
 
+_LOG = logging.getLogger(__name__)
+
 ON_RAY = "ray"
 """In place of an address: the actors bring their metrics to Ray's own endpoint."""
 LOOPBACK = "127.0.0.1"
@@ -32,6 +37,7 @@ _FRESH_S = 0.5
 #: How long a client may take to send its request, in seconds.
 _CLIENT_S = 5.0
 _POLL_S = 0.02
+_PORT = re.compile("[0-9]{1,5}")
 
 Address = tuple[str, int]
 
@@ -40,7 +46,7 @@ def address_of(text: str | int) -> Address:
     """Return host and port of `9400`, `"9400"`, `"10.0.0.1:9400"` or `"[::1]:9400"`. Raises UsageError."""
     host, colon, port = str(text).rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
-    if not host or not (port.isascii() and port.isdigit()) or int(port) >= 1 << 16:
+    if not host or "\0" in host or not _PORT.fullmatch(port) or int(port) >= 1 << 16:
         raise UsageError(f"metrics is {text!r:.80}: give a port, such as 9400, or HOST:PORT, or ray")
     return host, int(port)
 
@@ -196,6 +202,11 @@ def _app_of(endpoint: Endpoint) -> Any:
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that hangs up, or asks nothing in its time; log what else goes wrong."""
+        if not isinstance(sys.exception(), OSError):
+            _LOG.exception("a scrape of the metrics failed")
 
 
 class _Server6(_Server):
