@@ -25,7 +25,7 @@ from bml.bench.contest import Contest, OnProgress, Settings, busy, contest
 from bml.bench.rows import Row
 from bml.cli.output import current
 from bml.cli.plan import parse_bytes
-from bml.cli.printed import check_writable, strict_json
+from bml.cli.printed import check_writable, strict_json, write_file
 from bml.cli.values import FiniteRange
 from bml.cluster.spec.constants import (
     constants_of_emulated,
@@ -37,7 +37,7 @@ from bml.cluster.spec.constants import (
 from bml.cluster.spec.job import JobSpec
 from bml.schedule import Schedules, plan
 from bml.schedule.select.model import Constants
-from bml.topology import FabricError, UsageError, parse
+from bml.topology import UsageError, parse
 from bml.transport.choice import AUTO, TRANSPORTS
 
 _UNITS_OF_CONSTANTS = {
@@ -247,7 +247,7 @@ def _check_files(plot: Path | None, trace: Path | None) -> None:
 
 def _write_files(found: _Found, plot: Path | None, trace: Path | None) -> None:
     if trace is not None:
-        _write(trace, strict_json(found.running.trace()))
+        write_file(trace, strict_json(found.running.trace()))
     if plot is not None:
         picture.plot(found.rows, _title(found), plot)
 
@@ -260,14 +260,6 @@ def _check_room(nbytes: int, servers: int) -> None:
             f"{servers} servers with vectors of {rows.size_text(nbytes)} do not fit into the memory of this "
             f"machine, {rows.size_text(memory)}: give smaller --sizes"
         )
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a file. Raises FabricError if it can no longer be written."""
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise FabricError(f"{file} could not be written: {error.strerror}") from None
 
 
 def _job(

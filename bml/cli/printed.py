@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bml.topology.errors import UsageError
+from bml.topology.errors import FabricError, UsageError
 from bml.train.balancing.throughput import SizeSummary
 
 _DEEPEST = 50
@@ -105,6 +105,14 @@ def _simple(value: Any, deep: int) -> Any:
             return {in_words(key): _plain(each, deep - 1) for key, each in value.items()}
         return [_plain(each, deep - 1) for each in value]
     return in_words(value)
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a file. Raises FabricError if it can no longer be written."""
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise FabricError(f"{file} could not be written: {error.strerror or error}") from None
 
 
 def check_writable(path: Path | None, option: str) -> None:

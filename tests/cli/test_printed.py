@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bml.cli import main
 from bml.cli.printed import check_writable, size_lines, strict_json
 from bml.topology.errors import UsageError
 from bml.train.balancing.throughput import SizeSummary
@@ -75,6 +77,19 @@ def test_a_value_that_contains_itself_ends() -> None:
 def test_a_file_that_cannot_be_written_is_named(where: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--report .* cannot be written"):
         check_writable(tmp_path / where, "--report")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["metrics", "dashboard", "/dev/full"],
+        ["sim", "bcube:2x2", "--bytes", "1KiB", "--trace", "/dev/full"],
+    ],
+)
+def test_a_disk_that_is_full_is_an_error_in_words(command: list[str]) -> None:
+    found = CliRunner().invoke(main, command)
+    assert "/dev/full could not be written: No space left on device" in found.output
+    assert not found.exception or isinstance(found.exception, SystemExit)
 
 
 def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:

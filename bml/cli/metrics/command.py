@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from bml.cli.output import current
-from bml.cli.printed import check_writable, strict_json
+from bml.cli.printed import check_writable, strict_json, write_file
 from bml.metrics.dashboard import dashboard
 from bml.metrics.table import TABLE
 
@@ -49,4 +49,4 @@ def make_dashboard(file: Path | None, on_ray: bool) -> None:
         click.echo(text)
         return
     check_writable(file, "the dashboard")
-    file.write_text(text + "\n")
+    write_file(file, text + "\n")

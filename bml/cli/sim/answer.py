@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bml.cli.printed import write_file
 from bml.cli.sim.asked import Asked, Report
 from bml.flows.simulate import Conditions, Outcome, simulate
 from bml.flows.timeline import timeline
@@ -134,6 +135,6 @@ def _transfers(report: Report) -> str:
 def write_trace(outcome: Outcome, target: Path) -> str:
     """Write the timeline; return what there is to say of it."""
     written = timeline(outcome)
-    target.write_text(json.dumps(written))
+    write_file(target, json.dumps(written))
     left_out = f", without the last {written['leftOut']} transfers" if written["leftOut"] else ""
     return f"timeline in {target}{left_out}: open it in ui.perfetto.dev"
