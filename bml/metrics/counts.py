@@ -51,12 +51,21 @@ class Counts:
         self._last_step_s: float | None = None
         self._view: View | None = None
         self._recovered_epoch = 0
+        self._steps_said = 0
 
     def step(self, now: float) -> None:
         """A result was given to the training function."""
         last_s, self._last_step_s = self._last_step_s, now
         if last_s is not None:
             self.steps.observe(now - last_s)
+
+    def never_less(self, n_steps: int) -> int:
+        """The steps that the training function asked for, `n_steps` as is known now; at least what was said.
+
+        Others are known as such only after they are committed. A counter that falls is one that began anew.
+        """
+        self._steps_said = max(self._steps_said, n_steps)
+        return self._steps_said
 
     def installed(self, records: Sequence[ViewRecord]) -> None:
         """A view came into force: the last of these records."""

@@ -105,3 +105,12 @@ def test_a_view_without_a_commit_has_not_recovered() -> None:
 def test_the_kinds_of_suspicions_are_those_of_the_detector() -> None:
     for kind in SUSPICION_KINDS:
         assert f"`{kind}`" in (Suspicion.__doc__ or "")
+
+
+def test_the_count_of_steps_never_falls() -> None:
+    """A step that the training function did not ask for is committed before it is known to be one."""
+    counts = Counts()
+    said = [
+        counts.never_less(committed - own) for committed, own in [(7, 0), (8, 0), (8, 1), (9, 1), (10, 1)]
+    ]
+    assert said == [7, 8, 8, 8, 9]

@@ -28,7 +28,7 @@ def _of_steps(shell: ServerShell) -> Iterator[Sample]:
     counts, throughput = shell.meeting.counts, shell.throughput
     own_steps = 0 if throughput is None else throughput.n_own_steps
     yield Sample("bml_step_seconds", (), counts.steps.value)
-    yield Sample("bml_steps_total", (), shell.meeting.steps - own_steps)
+    yield Sample("bml_steps_total", (), counts.never_less(shell.meeting.steps - own_steps))
     if throughput is None:
         return
     yield Sample("bml_exposed_seconds_total", (), throughput.exposed_s())
