@@ -6,6 +6,7 @@ from bml.topology.errors import BmlError, FabricError, InvariantError, UsageErro
 from bml.topology.fabric import Fabric, Link, Switch
 from bml.topology.failure import Failure, LinkFailure, ServerFailure, SwitchFailure, parse_failure
 from bml.topology.fattree import FatTree, fat_tree
+from bml.topology.graph import Graph, graph
 from bml.topology.notation import parse
 from bml.topology.torus import Torus, torus
 from bml.topology.wiring import Hop, InnerLink, InnerNode, Wiring
@@ -18,6 +19,7 @@ __all__ = [
     "FabricError",
     "Failure",
     "FatTree",
+    "Graph",
     "Hop",
     "InnerLink",
     "InnerNode",
@@ -33,6 +35,7 @@ __all__ = [
     "bcube",
     "big_switch",
     "fat_tree",
+    "graph",
     "parse",
     "parse_failure",
     "torus",

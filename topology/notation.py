@@ -12,16 +12,21 @@ from bml.topology.bigswitch import big_switch
 from bml.topology.errors import UsageError
 from bml.topology.fabric import Fabric
 from bml.topology.fattree import fat_tree
+from bml.topology.graph_file import graph_of
 from bml.topology.torus import torus
 
 
 class _Family(NamedTuple):
-    """The notation of one family: its shape in words, as a pattern, an example, and its builder."""
+    """The notation of one family: its shape in words, as a pattern, an example, and its builder.
+
+    The builder takes the numbers of the notation, or all of it where `takes_text`.
+    """
 
     shape: str
     pattern: str
     example: str
     build: Callable[..., Fabric]
+    takes_text: bool = False
 
 
 _NUMBER = "([0-9]{1,6})"
@@ -36,12 +41,18 @@ _FAMILIES: Mapping[str, _Family] = MappingProxyType(
             fat_tree,
         ),
         "switch": _Family("a number of servers", _NUMBER, "switch:9", big_switch),
+        "graph": _Family(
+            "a file, or the servers of each switch", "(.+)", "graph:0-1,1-2,2-0", graph_of, True
+        ),
     }
 )
 
 
 def parse(text: str) -> Fabric:
-    """Read a fabric: `bcube:3x2` (ports x levels), `torus:4x2`, `fattree:10/250` or `switch:9`.
+    """Read a fabric: `bcube:3x2` (ports x levels), `torus:4x2`, `fattree:10/250`, `switch:9`, `graph:FILE`.
+
+    A graph may also be written out, `graph:0-1,1-2,2-0`: see bml.topology.graph. The name of a fabric that
+    was read from a file is written out, so that it needs no file elsewhere.
 
     Raises:
         UsageError: the text names no fabric that can be built; the message says why.
@@ -54,6 +65,8 @@ def parse(text: str) -> Fabric:
     found = re.fullmatch(family.pattern, size)
     if found is None:
         raise UsageError(f"'{size}' in '{text}' is not {family.shape}; write it like {family.example}")
+    if family.takes_text:
+        return family.build(size)
     return family.build(*(int(number) for number in found.groups() if number is not None))
 
 

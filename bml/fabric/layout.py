@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from bml.topology import BCube, BigSwitch, Fabric, Link, LinkFailure, Switch, SwitchFailure, Torus
+from bml.topology import BCube, BigSwitch, Fabric, Graph, Link, LinkFailure, Switch, SwitchFailure, Torus
 from bml.topology.errors import UsageError
 
 DEFAULT_NAME = "bml"
 MAX_SERVERS = 16
+_MOST_LEVELS = 10
+"""Each has a network of its own, 10.10 to 10.19."""
 MTU = 1500
 GOODPUT = 0.954
 """The fraction of a NIC's rate that TCP payload gets at an MTU of 1500, after all headers."""
@@ -72,8 +74,12 @@ class Layout:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if not isinstance(self.fabric.wiring, BCube | Torus | BigSwitch):
-            raise UsageError(f"{self.fabric.name} cannot be emulated: give a bcube, a torus or a switch")
+        if not isinstance(self.fabric.wiring, BCube | Torus | BigSwitch | Graph):
+            raise UsageError(f"{self.fabric.name} cannot be emulated: give a bcube, torus, switch or graph")
+        if self.fabric.levels > _MOST_LEVELS:
+            raise UsageError(
+                f"{self.fabric.name} has {self.fabric.levels} levels, {_MOST_LEVELS} can be emulated"
+            )
         if self.fabric.n_servers > MAX_SERVERS:
             raise UsageError(
                 f"{self.fabric.name} has {self.fabric.n_servers} servers, {MAX_SERVERS} can be emulated"

@@ -14,11 +14,13 @@ from fractions import Fraction
 from bml.topology import (
     Fabric,
     FatTree,
+    Graph,
     Torus,
     UsageError,
     bcube,
     big_switch,
     fat_tree,
+    parse,
     torus,
 )
 
@@ -79,6 +81,9 @@ def parts_of(fabric: Fabric) -> Parts:
     match wiring:
         case Torus():
             return Parts(nics, 0, nics // 2)
+        case Graph():
+            at_switches = sum(n for n in _ends_of(Fabric(wiring)) if n > 2)
+            return Parts(nics, at_switches, at_switches + (nics - at_switches) // 2)
         case FatTree(switch_ports):
             half = switch_ports // 2
             inner = 2 * 2 * half**3  # cables between layers have two ends each
@@ -87,10 +92,16 @@ def parts_of(fabric: Fabric) -> Parts:
             return Parts(nics, nics, nics)
 
 
+def _ends_of(fabric: Fabric) -> Iterator[int]:
+    """How many servers each switch or cable joins."""
+    for level, group in fabric.switches:
+        yield len(fabric.members(level, group))
+
+
 def equal_in_size(fabric: Fabric) -> Iterator[Fabric]:
     """Yield the fabric, healthy, and others that have about as many servers: of each family and depth one."""
     wanted = fabric.n_servers
-    own = Fabric(fabric.wiring)
+    own = parse(fabric.name)
     yield own
     others = [big_switch(wanted)] if wanted > 1 else []
     ports = next(ports for ports in range(2, 1000, 2) if ports**3 // 4 >= wanted)

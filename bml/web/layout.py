@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from statistics import mean
 
-from bml.topology import BCube, Fabric, Torus
+from bml.topology import BCube, Fabric, Graph, Torus
 from bml.topology.fattree import FatTree
 
 Point = tuple[float, float]
@@ -116,6 +117,8 @@ def _layout(fabric: Fabric, sizes: Sizes) -> Layout:
         _fat_tree(made, fabric, wiring)
     elif isinstance(wiring, BCube) and wiring.levels > 1:
         _bcube(made, fabric, wiring)
+    elif isinstance(wiring, Graph):
+        _two_rows(made, fabric)
     else:
         _rows(made, fabric)
     return _framed(made)
@@ -301,6 +304,32 @@ def _rows(made: Layout, fabric: Fabric) -> None:
         x, y = at(server)[0] - w / 4, at(server)[1]
         line = ((x, y - h / 2), (x, heights[server // columns]))
         made.nics.append(NicPlace(server, 0, 0, line, "top"))
+
+
+def _two_rows(made: Layout, fabric: Fabric) -> None:
+    """Any graph: servers above, in order, and below them the switches, in the order of their servers."""
+    sizes = made.sizes
+    columns = _columns(fabric.n_servers, sizes)
+    _add_servers(
+        made, fabric, lambda server: (server % columns * sizes.pitch[0], server // columns * sizes.pitch[1])
+    )
+    middle = {
+        (level, group): mean(made.servers[server].x for server in fabric.members(level, group))
+        for level in range(fabric.levels)
+        for group in range(fabric.wiring.n_groups(level))
+    }
+    step = sizes.switch[0] + sizes.bus
+    most = max(1, int(columns * sizes.pitch[0] / step))
+    first = made.servers[-1].y + sizes.pitch[1]
+    for number, (level, group) in enumerate(sorted(middle, key=lambda at: (middle[at], at))):
+        # Downwards first: switches whose servers are near each other stand below one another.
+        n_rows = -(-len(middle) // most)
+        x, y = number // n_rows * step, first + number % n_rows * (sizes.switch[1] + sizes.bus + 8)
+        made.switches.append(SwitchPlace(level, group, x, y, fabric.members(level, group)))
+        for server in fabric.members(level, group):
+            place = made.servers[server]
+            foot = (place.x, place.y + sizes.tile[1] / 2)
+            made.nics.append(NicPlace(server, level, group, (foot, (x, y - sizes.switch[1] / 2)), ""))
 
 
 def _columns(n_servers: int, sizes: Sizes) -> int:

@@ -10,6 +10,7 @@ from bml.web.layout import MOST_IN_FULL, Layout, layouts
 NAMES = (
     *("bcube:3x2", "bcube:2x1", "bcube:4x3", "bcube:2x4", "bcube:16x2", "bcube:4x4"),
     *("torus:4x2", "torus:3x2", "torus:2x2", "torus:5x1", "torus:4x3", "torus:16x2"),
+    *("graph:0-1,1-2,2-0,2-3", "graph:0-1-2,3-4-5;0-3,1-4,2-5"),
     *("switch:2", "switch:9", "switch:256", "fattree:4", "fattree:8", "fattree:10/250"),
 )
 DRAWN = [

@@ -97,6 +97,7 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         fabric = self.parsed_fabric()
+        object.__setattr__(self, "fabric", fabric.name)  # that of a graph from a file is read anywhere
         plan(fabric, self.algorithm)
         self.fault_plan().validate(fabric)
         if not _is_number(self.detect_s):

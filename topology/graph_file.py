@@ -1,0 +1,142 @@
+"""Graphs of servers and switches from files: a list of edges, JSON, or GraphML.
+
+Nodes that are whole numbers are servers, any other name is a switch. An edge of two servers is a cable, one
+of a server and a switch a NIC. `capacity` is the rate of the NIC, or of both NICs of a cable, in units of B.
+
+    # a list of edges: two nodes and perhaps a capacity on each line
+    0 rack-a
+    1 rack-a
+    0 1 2/5
+
+    {"edges": [["0", "rack-a"], ["1", "rack-a"], [0, 1, "2/5"]]}          or networkx's node-link data
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import ParseError
+
+import networkx as nx
+
+from bml.topology.errors import UsageError
+from bml.topology.fabric import Fabric
+from bml.topology.graph import Ends, graph, is_notation, of_switches
+
+_MOST_NBYTES = 16_000_000
+
+
+class _Edge(NamedTuple):
+    ends: tuple[str, str]
+    rate: str
+
+
+def graph_of(text: str) -> Fabric:
+    """Build a graph from its notation, or from the file of this name, as `graph:` has it.
+
+    Raises:
+        UsageError: the file cannot be read, or has no graph that can be built; the message says why.
+    """
+    if is_notation(text):
+        return graph(text)
+    path = Path(text)
+    try:
+        if path.stat().st_size > _MOST_NBYTES:
+            raise UsageError(f"graph {path} is too large: {_MOST_NBYTES // 10**6} MB are the most")
+        data = path.read_text()
+    except OSError as error:
+        raise UsageError(f"graph {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"graph {path} is no text: give a list of edges, JSON or GraphML") from None
+    try:
+        return of_switches(_switches(_edges(path, data)))
+    except UsageError as error:
+        raise UsageError(f"graph {path}: {error}") from None
+
+
+def _edges(path: Path, data: str) -> list[_Edge]:
+    match path.suffix.lower():
+        case ".graphml" | ".xml":
+            return list(_of_graphml(data))
+        case ".json":
+            return list(_of_json(data))
+    return list(_of_lines(data))
+
+
+def _of_lines(data: str) -> Iterator[_Edge]:
+    for number, line in enumerate(data.splitlines(), 1):
+        words = line.partition("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        if len(words) not in (2, 3):
+            raise UsageError(f"line {number}, '{line.strip():.60}': write two nodes and perhaps a capacity")
+        yield _Edge((words[0], words[1]), words[2] if len(words) == 3 else "")
+
+
+def _of_json(data: str) -> Iterator[_Edge]:
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"it is no JSON: {error}") from None
+    edges = content.get("edges", content.get("links")) if isinstance(content, dict) else None
+    if not isinstance(edges, list):
+        raise UsageError('JSON has a list "edges" of [node, node] or [node, node, capacity]')
+    for edge in edges:
+        match edge:
+            case [a, b]:
+                yield _edge(a, b, "")
+            case [a, b, rate]:
+                yield _edge(a, b, rate)
+            case {"source": a, "target": b}:
+                yield _edge(a, b, edge.get("capacity", ""))
+            case _:
+                raise UsageError(f"{json.dumps(edge):.60} is no edge: write [node, node, capacity]")
+
+
+def _of_graphml(data: str) -> Iterator[_Edge]:
+    try:
+        read = nx.parse_graphml(data, force_multigraph=True)
+    except (nx.NetworkXError, ParseError, ValueError, KeyError) as error:
+        raise UsageError(f"it is no GraphML: {error}") from None
+    for a, b, attributes in read.edges(data=True):
+        yield _edge(a, b, attributes.get("capacity", ""))
+
+
+def _edge(a: Any, b: Any, rate: Any) -> _Edge:
+    for node in (a, b):
+        if isinstance(node, bool) or not isinstance(node, str | int):
+            raise UsageError(f"{node!r:.60} is no node: write a whole number or a name")
+    if isinstance(rate, bool) or not isinstance(rate, str | int | float):
+        raise UsageError(f"{rate!r:.60} is no capacity: write a positive number")
+    return _Edge((str(a).strip(), str(b).strip()), str(rate).strip())
+
+
+def _switches(edges: Iterable[_Edge]) -> list[Ends]:
+    """The switches and cables, in the order in which they come."""
+    switches: dict[object, list[tuple[int, str]]] = {}
+    for number, (ends, rate) in enumerate(edges):
+        servers = [_server(node) for node in ends]
+        match servers:
+            case [None, None]:
+                raise UsageError(
+                    f"switches {ends[0]} and {ends[1]} are joined: a network of switches counts as one, so "
+                    "give them one name"
+                )
+            case [None, int(server)]:
+                switches.setdefault(ends[0], []).append((server, rate))
+            case [int(server), None]:
+                switches.setdefault(ends[1], []).append((server, rate))
+            case [int(one), int(other)]:
+                if one == other:
+                    raise UsageError(f"a cable joins server {one} with itself")
+                switches[number] = [(one, rate), (other, rate)]
+    for name, found in switches.items():
+        if len(found) < 2:
+            raise UsageError(f"switch {name} joins server {found[0][0]} alone: it needs two servers at least")
+    return list(switches.values())
+
+
+def _server(node: str) -> int | None:
+    return int(node) if node.isascii() and node.isdecimal() and len(node) <= 6 else None
