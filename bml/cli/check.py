@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import as_completed
 from dataclasses import asdict
 from functools import partial
 
@@ -120,7 +121,8 @@ def _run_all(
                 progress.advance(task)
             return
         with workers(min(jobs, len(chunks))) as pool:
-            for tally in pool.imap_unordered(one, chunks):
+            for done in as_completed([pool.submit(one, chunk) for chunk in chunks]):
+                tally = done.result()
                 _add(total, tally, console)
                 progress.advance(task, tally.seeds)
 

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from multiprocessing.pool import Pool
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+
+from bml.topology.errors import FabricError
 
 
-def workers(n: int) -> Pool:
-    """Start so many; a context, which ends them.
+@contextmanager
+def workers(n: int) -> Iterator[Executor]:
+    """Start so many, and end them at last, at once if the command fails.
 
-    Ctrl-C reaches all processes of a terminal. These ignore it, and the command's own ends them.
+    Ctrl-C reaches all processes of a terminal. These ignore it, and the command's own ends them. Raises
+    FabricError if one of them was killed.
     """
-    return multiprocessing.get_context("spawn").Pool(n, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    before = multiprocessing.active_children()
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(n, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    try:
+        yield pool
+    except BaseException as error:
+        for process in multiprocessing.active_children():
+            if process not in before:
+                process.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise FabricError("a process that shared the work was killed: is the memory used up?") from None
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -104,7 +104,7 @@ def _costs(fabric: Fabric, algorithm: str, sets: Sequence[frozenset[Failure]]) -
             yield from bar.track(map(one, sets), total=len(sets))
             return
         with workers(min(os.cpu_count() or 1, len(sets))) as pool:
-            yield from bar.track(pool.imap(one, sets, chunksize=4), total=len(sets))
+            yield from bar.track(pool.map(one, sets, chunksize=4), total=len(sets))
 
 
 def _cost(fabric: Fabric, algorithm: str, failures: frozenset[Failure]) -> Cost:
