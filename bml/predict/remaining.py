@@ -61,7 +61,10 @@ class _View:
 
 
 class Remaining:
-    """The estimate of one run. `note` is called at boundaries of its loop, `rest` at any time."""
+    """The estimate of one run. `note` is called at boundaries of its loop, `rest` at any time.
+
+    One thread at a time calls either.
+    """
 
     def __init__(self) -> None:
         self._view: _View | None = None

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import bml.cluster.steps.meeting
+import bml.predict.pace
 import bml.predict.step_time
 import bml.protocol.record.tape
 import bml.protocol.server.history
@@ -152,7 +153,8 @@ def measure(world: World) -> tuple[dict[str, int], dict[str, int]]:
 def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bml.cluster.steps.meeting, "_COMMITS_KEPT", FEW)
     monkeypatch.setattr(bml.protocol.server.history, "_VIEWS_KEPT", FEW)
-    monkeypatch.setattr(bml.predict.step_time, "_VIEWS_KEPT", FEW)
+    monkeypatch.setattr(bml.predict.step_time, "VIEWS_KEPT", FEW)
+    monkeypatch.setattr(bml.predict.pace, "VIEWS_KEPT", FEW)
     monkeypatch.setattr(bml.protocol.record.tape, "MOST_ENTRIES", FEW_INPUTS)
     world = World(monkeypatch)
     world.until(lambda now: now["epoch"] == 1)

@@ -24,6 +24,7 @@ from bml.cluster.server.rates import Traffic
 from bml.cluster.spec.job import JobSpec
 from bml.cluster.torchrun import launcher as torchrun
 from bml.fabric.network import EmulatedFabric
+from bml.predict.foretold import foretold
 from bml.train.balancing.throughput import SizeSummary
 from bml.transport.interface import LinkStats
 
@@ -56,7 +57,7 @@ TABLES = {
     "The throughput of a size": lambda: {*SizeSummary.__annotations__},
     "The metrics of a server": lambda: keys(training._metrics),
     "The counters of a connection": lambda: {*LinkStats._fields},
-    "The status of a job": lambda: keys(Job.status, -1),
+    "The status of a job": lambda: keys(Job.status, -1) | keys(foretold, -1),
     "What the coordinator says": lambda: keys(CoordinatorLoop.snapshot),
     "What a server says of itself": lambda: keys(status.status),
     "A row of `bml bench allreduce`": lambda: {field.name for field in fields(Row)},
