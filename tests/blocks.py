@@ -3,10 +3,10 @@
 A block is fenced with three backticks and a language:
 
 - `python` runs as a program; if its first line is a comment with a file's name (`# train.py`), it is that
-  file, and is run by what the page says later. `yaml` and `ini` are files in the same way.
+  file, and is run by what the page says later. `yaml`, `ini` and `text` are files in the same way.
 - `console`: lines that begin with `$ ` are commands, the others are what they print. `…` stands for anything.
 - `sh`: commands only.
-- `text` and `json` are shown, not run.
+- `json`, and `text` that is no file, are shown, not run.
 
 A comment before a block, `<!-- block: … -->`, is not seen by readers and says one of:
 
@@ -32,7 +32,7 @@ _FENCE = re.compile(
     r"(?:<!--\s*block:\s*(?P<marker>.*?)-->\s*\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-_FILE = re.compile(r"# (?P<name>[\w.-]+\.(?:py|yaml|ini))\n")
+_FILE = re.compile(r"# (?P<name>[\w.-]+\.(?:py|yaml|ini|txt))\n")
 _MEASURED = re.compile(r"\\?\b\d+(\\\.\d+)? (ms|s)\b")
 _DIGEST = re.compile(r"\b[0-9a-f]{12,}\b")
 

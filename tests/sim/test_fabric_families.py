@@ -36,6 +36,7 @@ def without(name, server):
         [
             *product(("torus:3x2", "bcube:3x2"), SIMULATED),
             *product(("torus:4x2",), ("auto", "mesh", "ring", "flextree")),
+            *product(("graph:0-1-2,3-4-5,1-3,2-4,0-5,1-4",), ("auto", "packed", "mesh", "ring", "hips")),
         ],
     ),
 )
