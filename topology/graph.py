@@ -39,7 +39,12 @@ _NOTATION = re.compile(rf"{_SERVER}(?:[-,;]{_SERVER})*")
 
 @dataclass(frozen=True)
 class Graph:
-    """The switches of each level, and the rates that its notation says; see the module's text."""
+    """The numbering of a graph; see the module's text.
+
+    Attributes:
+        sections: for each level its switches, each as its servers in id order.
+        said_rates: the rates of NICs that the notation says.
+    """
 
     sections: tuple[tuple[Switch, ...], ...]
     said_rates: Rates = ()

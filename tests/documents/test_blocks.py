@@ -13,6 +13,7 @@ from blocks import CONDITIONS, SHOWN, Block, blocks_of, missing, read
 from reader import ROOT, Reader, cannot
 
 from bml.cli import main as command_line
+from bml.cli.web.options import WithWeb, with_port
 
 PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in read(page, ROOT)]
@@ -90,7 +91,8 @@ def parsed(arguments: list[str]) -> None:
         arguments = [word for index, word in enumerate(arguments) if index != arguments.index(first)]
         command = found
     context = click.Context(command, info_name=command.name)
-    options, _, order = command.make_parser(context).parse_args(list(arguments))
+    words = [*with_port(arguments)] if isinstance(command, WithWeb) else list(arguments)
+    options, _, order = command.make_parser(context).parse_args(words)
     for parameter in click.core.iter_params_for_processing(order, command.get_params(context)):
         is_path = isinstance(parameter.type, click.Path | click.File)
         with contextlib.nullcontext() if not is_path else contextlib.suppress(click.BadParameter):

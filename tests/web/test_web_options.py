@@ -2,18 +2,18 @@
 
 import pytest
 
-from bml.cli.web.options import _with_port
+from bml.cli.web.options import with_port
 
 
 @pytest.mark.parametrize("words", [[], ["--json"], ["--job", "a"]])
 def test_words_without_it_stay_as_they_are(words):
-    assert [*_with_port(words)] == words
+    assert [*with_port(words)] == words
 
 
 @pytest.mark.parametrize("words", [["--web"], ["--web", "--json"], ["--json", "--web"]])
 def test_without_a_port_it_is_a_free_one(words):
-    assert sorted(_with_port(words)) != sorted(words)
+    assert sorted(with_port(words)) != sorted(words)
 
 
 def test_a_port_stays():
-    assert [*_with_port(["--web", "8000"])] == ["--web", "8000"]
+    assert [*with_port(["--web", "8000"])] == ["--web", "8000"]

@@ -22,10 +22,11 @@ class WithWeb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click.Command."""
-        return super().parse_args(ctx, [*_with_port(args)])
+        return super().parse_args(ctx, [*with_port(args)])
 
 
-def _with_port(args: list[str]) -> Iterator[str]:
+def with_port(args: list[str]) -> Iterator[str]:
+    """Give each `--web` its port."""
     for word, after in zip(args, [*args[1:], ""], strict=False):
         yield f"--web={_ANY}" if word == "--web" and not after.isdecimal() else word
 
