@@ -57,7 +57,8 @@ def bml(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "shape", [pytest.param("bcube:3x2", marks=pytest.mark.smoke), "torus:3x2", "switch:4"]
+    "shape",
+    [pytest.param("bcube:3x2", marks=pytest.mark.smoke), "torus:3x2", "switch:4", "graph:0-1-2,2-3,3-0,1-3"],
 )
 def test_up_again_and_down_leave_nothing(name: str, shape: str) -> None:
     before = links_here()

@@ -25,6 +25,7 @@ SHAPES = [
     "bcube:16x1",
     "torus:4x2",
     "torus:3x2",
+    "graph:0-1-2,2-3,3-0,1-3",
     "torus:2x4",
     "switch:9",
 ]
