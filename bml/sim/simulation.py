@@ -24,7 +24,6 @@ from bml.sim.mishaps.slow import delay_s_of, falls_of, nics_of, ports_of, share_
 from bml.sim.mishaps.troubles import Troubles
 from bml.sim.server.machine import Machine
 from bml.sim.world.coordinators import SimulatedCoordinator, SimulatedCoordinators
-from bml.sim.world.delays import NONE
 from bml.sim.world.host import Host
 from bml.sim.world.load import Load
 from bml.sim.world.network import Network
@@ -38,6 +37,9 @@ from bml.topology import Fabric, InvariantError
 _LOADED_S = 400.0
 #: After so many failing starts a launcher may give up, with the other mishaps of coordinators.
 _MANY_STARTS = 6
+_WAYS = 12
+"""So often slow ways are gone in a step, one after the other, at most."""
+
 _MOST_EVENTS = 100_000
 """A run that goes round in circles is over then; honest ones take less than a fifth of it."""
 
@@ -70,8 +72,7 @@ class Simulation:
         self.gave_up = ""
         """Why the launcher ended the job, if it could not get a coordinator."""
         self._load = Load(self.network, settings.load_s, seed)
-        slow = settings.load_s or settings.rate_nbytes_s or settings.delays is not NONE
-        self._deadline_s = _LOADED_S if slow else 0.0
+        self._deadline_s = _LOADED_S if settings.load_s or settings.rate_nbytes_s else 0.0
         self._headless = False
         least = fabric.n_servers // 2 + 1 if settings.min_servers is None else settings.min_servers
         self.affected = Affected(fabric, least)
@@ -284,7 +285,8 @@ class Simulation:
         Where the launcher stops for good, servers may have to wait for a coordinator until they give up; only
         then may their neighbours need one, and so on.
         """
-        deadline_s = max(deadline_s, self._deadline_s)
+        slow_s = _WAYS * self.settings.delays.longest_s * self.settings.steps
+        deadline_s = max(deadline_s, self._deadline_s, slow_s)
         if self._headless:
             servers = self.fabric.servers
             hops = max(len(self.fabric.route(a, b)) for a in servers for b in servers)

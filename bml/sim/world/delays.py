@@ -26,6 +26,11 @@ class Delays:
     links: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
     control: Mapping[int, float] = field(default_factory=dict)
 
+    @property
+    def longest_s(self) -> float:
+        """The longest of all, in seconds."""
+        return max([*self.links.values(), *self.control.values()], default=0.0)
+
     def link(self, a: int, b: int, level: int) -> float:
         """Of the connection of these two servers on this level."""
         return self.links.get((min(a, b), max(a, b), level), 0.0)
