@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import cable
+from conftest import SETTINGS, cable
 from slow_ray import slow_ray
 
 import bml
@@ -75,7 +75,15 @@ def sent_by_nic(session: bml.Session) -> list[int]:
 
 @pytest.fixture(scope="module")
 def result() -> bml.Result:
+    """One job for all tests: what it needs is set before the fixtures of a single test are."""
     driver._Pyverbs()  # once, for all forks
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SETTINGS.items():
+            patch.setenv(name, value)
+        return _run()
+
+
+def _run() -> bml.Result:
     with (
         tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,
         slow_ray(Path(folder), SERVERS) as head,
