@@ -140,7 +140,7 @@ def _timed(asked: Asked) -> dict[str, Any]:
         nothing = dict.fromkeys(("iteration_s", "compute_share", "exposed_s", "jct_s"))
         return {"by": [asked.network.algorithm], **nothing, "why": str(error)}
     return {
-        "by": list(dict.fromkeys(name for view in found.views for name in view["algorithms"])),
+        "by": _algorithms(found),
         "iteration_s": found.iteration_s,
         "compute_share": found.compute_share,
         "exposed_s": found.exposed_s,
@@ -158,6 +158,7 @@ def show(report: TrainReport) -> None:
     table.add_column("value")
     table.add_row("layers, parameters", f"{report.layers}, {report.parameters}")
     table.add_row("overlap", _overlap(report))
+    table.add_row("algorithms", ", ".join(_algorithms(report)))
     table.add_row("iterations", str(report.iterations))
     table.add_row("an iteration", f"{_ms(report.iteration_s)} ms")
     table.add_row("of it computation", f"{_ms(report.compute_s)} ms")
@@ -168,15 +169,18 @@ def show(report: TrainReport) -> None:
     table.add_row("simulated in", f"{report.simulating_s:.3f} s")
     console.print(table)
     table = Table(title="views: milliseconds of an iteration")
-    for head in ("view", "since", "servers", "all", "computed", "exposed", "wires"):
+    for head in ("view", "since", "alive", "all", "computed", "exposed", "wires"):
         table.add_column(head, justify="right")
-    table.add_column("largest by")
-    table.add_column("failed")
+    table.add_column("failed", min_width=10, overflow="fold")
     for view in report.views:
         numbers = (str(view[key]) for key in ("view", "since", "survivors"))
         times = (_ms(view[key]) for key in ("iteration_s", "compute_s", "exposed_s", "communication_s"))
-        table.add_row(*numbers, *times, *(view["algorithms"][:1] or ["-"]), ", ".join(view["failures"]))
+        table.add_row(*numbers, *times, ", ".join(view["failures"]))
     console.print(table)
+
+
+def _algorithms(report: TrainReport) -> list[str]:
+    return list(dict.fromkeys(name for view in report.views for name in view["algorithms"]))
 
 
 def _overlap(report: TrainReport) -> str:

@@ -1,8 +1,8 @@
 """A whole training: iterations in views, between which parts fail, and what each view takes.
 
 The work is constant: the servers that are left share the samples of an iteration. A failure strikes between
-two iterations. Nothing is computed or sent until it is noticed and the view has changed; what was on the wires
-goes on after that, and what was still to be sent is sent by the schedules of the new view.
+two iterations. Nothing is computed or sent until it is noticed and the view has changed; what was on the
+wires goes on after that, and what was still to be sent is sent by the schedules of the new view.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bml.flows.training.wires import Network, Wires
 _GRAIN = 1e-9
 """Two states are the same if their times differ by less than so many iterations."""
 _MOST_PLAYED = 1000
-"""Iterations of a view that are played if no state comes twice; the others are taken to be as the later ones."""
+"""Iterations of a view that are played if no state comes twice; the others are taken to be like these."""
 
 
 @dataclass(frozen=True)
