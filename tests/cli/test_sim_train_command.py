@@ -79,6 +79,12 @@ def test_computation_of_a_file_is_scaled(tmp_path):
     assert found["compute_s"] == pytest.approx(0.4)
 
 
+def test_gradients_in_buckets():
+    found = answer("bcube:2x2", "--model", "resnet50", "--bucket", "25MiB")
+    assert (found["layers"], found["parameters"]) == (5, 25557032)
+    assert found["views"][0]["algorithms"] == ["bml"]
+
+
 def test_tables():
     result = run("bcube:3x2", "--model", "lenet", "--fail", "switch:0/1", "--fail", "server:8@500")
     assert result.exit_code == 0, result.output
@@ -121,6 +127,7 @@ def test_comparison():
         (["bcube:3x2", "--model", "lenet", "--slow-server", "4=0"], "'4=0' is no slow server"),
         (["bcube:3x2", "--model", "lenet", "--slow-server", "9=2"], "has no live server 9"),
         (["bcube:3x2", "--model", "lenet", "--algorithm", "x"], "x"),
+        (["bcube:3x2", "--model", "lenet", "--bucket", "0"], "at least 1 byte"),
         (["bcube:3x2", "--model", "lenet", "--rate", "fast"], "'fast' is no rate"),
     ],
 )

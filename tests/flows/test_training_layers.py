@@ -12,6 +12,7 @@ from bml.flows.training.layers import (
     PARAMETER_NBYTES,
     SAMPLES,
     assumed_s,
+    bucketed,
     computed_s,
     read_layers,
     scaled,
@@ -52,6 +53,20 @@ def test_computation_is_spread_by_work():
     assert layers[-1].nbytes == PARAMETER_NBYTES * (4096 * 1000 + 1000)
     assert computed_s(scaled(layers, 1.5)) == pytest.approx(0.9)
     assert assumed_s(shapes) == pytest.approx(SAMPLES * 6 * 19.632e9 / FLOPS, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("mib", [0.001, 0.5, 2, 25, 10_000])
+def test_buckets_are_those_of_attach(name, mib):
+    layout = pytest.importorskip("bml.torch.attached.layout", exc_type=ImportError)
+    layers, nbytes = spread(NETWORKS[name](), 1.0), int(mib * 2**20)
+    found = bucketed(layers, nbytes)
+    wanted = layout.buckets([("float32", layer.nbytes) for layer in layers], nbytes)
+    assert [bucket.nbytes for bucket in reversed(found)] == [
+        sum(layers[at].nbytes for at in numbers) for numbers in wanted
+    ]
+    assert computed_s(found) == pytest.approx(1.0)
+    assert len({bucket.name for bucket in found}) == len(found)
 
 
 ONE = {"name": "a", "parameters": 10, "forward_s": 0.5, "backward_s": 1}

@@ -10,11 +10,12 @@ from pathlib import Path
 import click
 
 from bml.cli.output import current
+from bml.cli.plan import parse_bytes
 from bml.cli.sim.options import check_numba, damaged, network_options, parse_rate, read_slice
 from bml.cli.values import FiniteRange
 from bml.cluster.spec.constants import load_constants
 from bml.flows.training.iterations import Overlap
-from bml.flows.training.layers import Layer, assumed_s, computed_s, read_layers, scaled, spread
+from bml.flows.training.layers import Layer, assumed_s, bucketed, computed_s, read_layers, scaled, spread
 from bml.flows.training.networks import NETWORKS
 from bml.flows.training.training import DETECT_S, VIEW_S, Part, Training
 from bml.topology import UsageError
@@ -33,6 +34,12 @@ _MOST_ITERATIONS = 10**9
     metavar="S",
     help="Seconds of forward and backward of an iteration.  "
     "[default: 32 samples at 10 Tflop/s, or those of the file]",
+)
+@click.option(
+    "--bucket",
+    metavar="P",
+    help="Bytes from which on gradients of neighbours go in one step, the first ones at 1 MiB, as with "
+    "attach and DDP.  [default: a step for each layer]",
 )
 @click.option(
     "--iterations", type=click.IntRange(1, _MOST_ITERATIONS), default=1000, show_default=True, metavar="N"
@@ -89,6 +96,7 @@ def train(
     fabric: str,
     model: str,
     compute_s: float | None,
+    bucket: str | None,
     iterations: int,
     overlap: str,
     order: str | None,
@@ -108,8 +116,9 @@ def train(
 ) -> None:
     """Simulate a training on a modelled network, and print what an iteration and the job take.
 
-    Every layer's gradient is one step, of the time that `bml sim` finds for it. When a part fails, all wait
-    until that is noticed and the view has changed; then the survivors share the work on what is left.
+    The gradient of a layer, or of a bucket, is one step, of the time that `bml sim` finds for it. When a part
+    fails, all wait until that is noticed and the view has changed; then the survivors share the work on what
+    is left.
 
     \b
     Example:
@@ -128,7 +137,7 @@ def train(
     hop_s = known.alpha_s if delay_s is None else delay_s
     parts = _parts(fabric, link_rate, fail)
     training = Training(
-        layers=_layers(model, compute_s),
+        layers=_in_buckets(_layers(model, compute_s), bucket),
         iterations=iterations,
         parts=parts,
         overlap=Overlap(overlap),
@@ -170,6 +179,14 @@ def _layers(model: str, compute_s: float | None) -> list[Layer]:
     if not known_s:
         raise UsageError(f"--compute-s cannot be spread over {model}: no layer computes for any time")
     return scaled(layers, compute_s / known_s)
+
+
+def _in_buckets(layers: list[Layer], text: str | None) -> list[Layer]:
+    """Join layers by the size of a bucket. Raises UsageError for a text that is no size, and for 0."""
+    nbytes = None if text is None else parse_bytes(text)
+    if nbytes == 0:
+        raise UsageError(f"--bucket {text}: a bucket has at least 1 byte")
+    return layers if nbytes is None else bucketed(layers, nbytes)
 
 
 def _parts(fabric: str, link_rate: tuple[str, ...], fail: tuple[str, ...]) -> list[Part]:

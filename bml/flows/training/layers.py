@@ -16,6 +16,8 @@ SAMPLES = 32
 FLOPS = 10e12
 """Operations per second of a server, for the same: about what a V100 reaches in float32 (ResNet-50, 400
 images per second). A multiplication and its addition are two operations."""
+FIRST_NBYTES = 1 << 20
+"""The most bytes of the first bucket: the sooner it is full, the sooner communication begins."""
 PARAMETER_NBYTES = 4
 """Gradients are float32."""
 _PASSES = 3
@@ -63,6 +65,31 @@ def scaled(layers: Sequence[Layer], times: float) -> list[Layer]:
     return [
         replace(layer, forward_s=layer.forward_s * times, backward_s=layer.backward_s * times)
         for layer in layers
+    ]
+
+
+def bucketed(layers: Sequence[Layer], nbytes: int) -> list[Layer]:
+    """Join neighbours whose gradients go together, in one step, and whose passes wait for it together.
+
+    From the last layer on a bucket is full when it has so many bytes, the first one at FIRST_NBYTES, as those
+    of `bml.torch.attach` and of DistributedDataParallel.
+    """
+    found: list[list[Layer]] = []
+    limit, has = 0, 0
+    for layer in reversed(layers):
+        if has >= limit:
+            limit, has = (nbytes if found else min(nbytes, FIRST_NBYTES)), 0
+            found.append([])
+        found[-1].insert(0, layer)
+        has += layer.nbytes
+    return [
+        Layer(
+            each[0].name if len(each) == 1 else f"{each[0].name} to {each[-1].name}",
+            sum(layer.n_parameters for layer in each),
+            sum(layer.forward_s for layer in each),
+            sum(layer.backward_s for layer in each),
+        )
+        for each in reversed(found)
     ]
 
 
