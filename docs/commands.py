@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from bml.cli import main
+from bml.cli.sim.command import Simulation
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 HEAD = """\
@@ -32,7 +33,7 @@ def page() -> str:
 def commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     """A command and all below it, each with the words by which it is called."""
     yield name, command
-    if isinstance(command, click.Group):
+    if isinstance(command, click.Group | Simulation):
         for below in sorted(command.commands):
             yield from commands(f"{name} {below}", command.commands[below])
 

@@ -14,7 +14,7 @@ A comment before a block, `<!-- block: … -->`, is not seen by readers and says
 - `needs root` or `needs torch`: run where that is;
 - `ends with 1`: the exit status of its last command;
 - `after`, and lines of Python that are run before it;
-- `given train.py`, and the lines of that file: what the page says of a script of the reader's own;
+- `given train.py`, and the lines of that file: what a page says of a script, or of JSON, of the reader's;
 - `in a session`, and such lines: the block is the body of a training function on four servers.
 """
 
@@ -74,7 +74,7 @@ class Block:
     @property
     def given(self) -> str:
         """The name of the file that its reader is thought to have; empty if there is none."""
-        found = re.fullmatch(r"given ([\w-]+\.py)", self.marker)
+        found = re.fullmatch(r"given ([\w-]+\.(?:py|json))", self.marker)
         return found[1] if found else ""
 
     @property

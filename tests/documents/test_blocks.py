@@ -13,6 +13,7 @@ from blocks import CONDITIONS, SHOWN, Block, blocks_of, missing, read
 from reader import ROOT, Reader, cannot
 
 from bml.cli import main as command_line
+from bml.cli.sim.command import Simulation
 from bml.cli.web.options import WithWeb, with_port
 
 PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
@@ -90,6 +91,8 @@ def parsed(arguments: list[str]) -> None:
             raise click.UsageError(f"there is no command {first}")
         arguments = [word for index, word in enumerate(arguments) if index != arguments.index(first)]
         command = found
+    if isinstance(command, Simulation) and arguments[:1] == ["train"]:
+        command, arguments = command.commands["train"], arguments[1:]
     context = click.Context(command, info_name=command.name)
     words = [*with_port(arguments)] if isinstance(command, WithWeb) else list(arguments)
     options, _, order = command.make_parser(context).parse_args(words)

@@ -24,6 +24,8 @@ from bml.cluster.server.rates import Traffic
 from bml.cluster.spec.job import JobSpec
 from bml.cluster.torchrun import launcher as torchrun
 from bml.fabric.network import EmulatedFabric
+from bml.flows.training import layers
+from bml.flows.training.job import ViewTimes
 from bml.predict.foretold import foretold
 from bml.train.balancing.throughput import SizeSummary
 from bml.transport.interface import LinkStats
@@ -60,6 +62,8 @@ TABLES = {
     "The status of a job": lambda: keys(Job.status, -1) | keys(foretold, -1),
     "What the coordinator says": lambda: keys(CoordinatorLoop.snapshot),
     "What a server says of itself": lambda: keys(status.status),
+    "A view of `bml sim train`": lambda: {field.name for field in fields(ViewTimes)},
+    "A layer of `bml sim train --model FILE`": lambda: {*layers._KEYS},
     "A row of `bml bench allreduce`": lambda: {field.name for field in fields(Row)},
 }
 
@@ -71,12 +75,15 @@ def test_a_table_has_the_keys_of_the_code(title: str) -> None:
 
 PLAN = {field.name for field in fields(importlib.import_module("bml.cli.plan").Report)}
 SIM = {field.name for field in fields(importlib.import_module("bml.cli.sim.asked").Report)}
+SIM_TRAIN = {field.name for field in fields(importlib.import_module("bml.cli.sim.trained").TrainReport)}
 MACHINE = {"cores", "load"}
 COMMANDS = {
     "bml inject": lambda: keys(Job.inject) | {"(or fabric)"},
     "bml plan": lambda: PLAN,
     "bml sim": lambda: SIM,
     "bml sim --compare": lambda: keys(command("sim.compared", "compared"), -1),
+    "bml sim train": lambda: SIM_TRAIN,
+    "bml sim train --compare": lambda: keys(command("sim.trained", "compared"), -1),
     "bml check": lambda: {*_strings(command("check", "check_command"), "keys")},
     "bml bench allreduce": lambda: keys(command("bench", "_answer")) | MACHINE | {"seconds"},
     "bml bench calibrate": lambda: keys(command("bench", "_calibration_json"), -1) | MACHINE,

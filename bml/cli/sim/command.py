@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
 from dataclasses import asdict
-from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import click
 
 from bml.cli.output import current
-from bml.cli.plan import parse_bytes, parse_rates
+from bml.cli.plan import parse_bytes
 from bml.cli.printed import check_writable
 from bml.cli.sim.asked import Asked
-from bml.cli.values import FiniteRange
+from bml.cli.sim.options import check_numba, damaged, network_options, parse_rate, read_slice
+from bml.cli.sim.train import train
 from bml.cluster.spec.constants import load_constants
-from bml.schedule import ALGORITHMS
-from bml.topology import UsageError, parse
-from bml.topology.fattree import is_inner, without_inner
-
-_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kmgt])bit(?:/s)?", re.IGNORECASE)
-_UNIT = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+from bml.topology import UsageError
 
 
-@click.command()
+class Simulation(click.Command):
+    """A command that has others below it, each called by its name in the place of the first argument."""
+
+    def __init__(self, *given: Any, **settings: Any):
+        super().__init__(*given, **settings)
+        self.commands: dict[str, click.Command] = {}
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """See click.Command."""
+        below = self.commands.get(args[0]) if args else None
+        if below is None:
+            return super().make_context(info_name, args, parent, **extra)
+        return below.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+
+
+@click.command(cls=Simulation)
 @click.argument("fabric")
-@click.option("--algorithm", default="auto", show_default=True, help=f"One of {', '.join(ALGORITHMS)}.")
 @click.option("--bytes", "size", default="64MiB", show_default=True, metavar="P", help="Size of the vector.")
-@click.option("--rate", default="10gbit", show_default=True, metavar="B", help="Rate of a NIC, each way.")
-@click.option(
-    "--goodput",
-    type=FiniteRange(0.001, 1),
-    default=1.0,
-    show_default=True,
-    help="Share of the rate that is not headers: 0.954 for TCP over Ethernet.",
-)
-@click.option("--delay", "delay_s", type=FiniteRange(0, 10), metavar="S", help="Seconds of a hop.")
-@click.option("--constants", type=click.Path(path_type=Path), help="File of the cost model's constants.")
+@network_options
 @click.option(
     "--fail", multiple=True, metavar="X", help="server:4, link:4/0, switch:0/2, core:3; repeatable."
 )
-@click.option("--link-rate", multiple=True, metavar="S/L=R", help="Rate of a link in units of B: 4/0=1/10.")
-@click.option("--slice", "slice_size", metavar="P", help="The largest slice.  [default: that of a job]")
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, help="Seeds of ECMP's hash to try: 0, 1, …")
 @click.option(
     "--compare",
@@ -78,6 +77,7 @@ def sim(
 
     Connections share links fairly, each sends in order, and a message arrives a delay after its last byte: by
     default the start-up time of the cost model. Headers, losses and processors are not modelled.
+    `bml sim train` simulates a whole training.
 
     \b
     Example:
@@ -85,8 +85,9 @@ def sim(
       bml sim bcube:4x2 --fail server:0 --link-rate 5/1=1/10 --trace step.json
       bml sim fattree:10 --algorithm ring --seeds 20
       bml sim bcube:16x2 --compare --prices nic=1,port=2
+      bml sim train bcube:3x2 --model vgg19
     """
-    _check_numba()
+    check_numba()
     from bml.cli.sim.answer import answer, show, write_trace
     from bml.cli.sim.compared import compared, show_tables
     from bml.cli.sim.picture import check_drawable, draw
@@ -97,18 +98,16 @@ def sim(
     if picture is not None:
         check_drawable(picture)
     _check_comparing(comparing, prices, {"--plot": picture, "--trace": trace, "--seeds": seeds > 1})
-    inner = [text for text in fail if is_inner(text)]
-    broken = parse(fabric).with_rates(parse_rates(link_rate)).without(*(x for x in fail if x not in inner))
     known, source = load_constants(constants)
     asked = Asked(
-        fabric=without_inner(broken, inner),
+        fabric=damaged(fabric, link_rate, fail),
         failures=fail,
         algorithm=algorithm,
         nbytes=parse_bytes(size),
         rate_bit=parse_rate(rate),
         goodput=goodput,
         delay_s=known.alpha_s if delay_s is None else delay_s,
-        slice_nbytes=_slice(slice_size),
+        slice_nbytes=read_slice(slice_size),
         seeds=seeds,
         constants=known,
     )
@@ -135,27 +134,4 @@ def _check_comparing(comparing: bool, prices: str | None, others: dict[str, obje
         raise UsageError(f"{name} is for one simulation: leave it out, or --compare")
 
 
-def _slice(text: str | None) -> int | None:
-    nbytes = None if text is None else parse_bytes(text)
-    if nbytes == 0:
-        raise UsageError(f"--slice {text}: a slice has at least 1 byte")
-    return nbytes
-
-
-def _check_numba() -> None:
-    """Raise UsageError without numba, which only simulations need: it takes 200 MB."""
-    if importlib.util.find_spec("numba") is None:
-        raise UsageError("bml sim needs numba: pip install 'bml[sim]'")
-
-
-def parse_rate(text: str) -> float:
-    """Read a rate such as `200mbit`, `25gbit` or `1.6tbit`; return bits per second.
-
-    Raises:
-        UsageError: the text is no rate, or one of 0.
-    """
-    found = _RATE.fullmatch(text.strip())
-    rate_bit = float(Fraction(found[1]) * _UNIT[found[2].lower()]) if found else 0.0
-    if not rate_bit:
-        raise UsageError(f"'{text}' is no rate: write it like 200mbit, 25gbit or 1.6tbit")
-    return rate_bit
+sim.commands["train"] = train

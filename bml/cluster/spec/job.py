@@ -18,6 +18,7 @@ from bml.cluster.spec.trace import ServerTrace
 from bml.faults import FaultPlan
 from bml.faults.kinds import KINDS
 from bml.protocol.server.learner import KEPT_NBYTES
+from bml.protocol.step import slices
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.protocol.wire.messages import Incarnation, MessageError
 from bml.schedule import plan
@@ -36,10 +37,6 @@ Request = tuple[str, str]
 Endpoint = tuple[str, int]
 
 _MOST_KEPT_MIB = 1 << 30
-_PIECE_S = 0.02
-_PIECE_ROUNDS = 50
-_LEAST_PIECE_NBYTES = 64 << 10
-_MOST_PIECE_NBYTES = 8 << 20
 _MOST_START_S = 1_000_000
 
 
@@ -128,14 +125,9 @@ class JobSpec:
             )
 
     def piece_nbytes(self) -> int:
-        """Length of a piece of a step with a priority, in bytes: what overtakes waits for one or two pieces.
-
-        A piece takes many times as long as the messages of a step, so that these cost little.
-        """
+        """Length of a piece of a step with a priority, in bytes: see `bml.protocol.step.slices`."""
         rate = self.nic_rate or 1 / self.constants.beta_s
-        piece_s = max(_PIECE_S, _PIECE_ROUNDS * self.constants.alpha_s)
-        fitting = int(piece_s * rate * self.parsed_fabric().levels / 2)  # every byte moves twice
-        return min(max(fitting, _LEAST_PIECE_NBYTES), _MOST_PIECE_NBYTES)
+        return slices.piece_nbytes(rate, self.constants.alpha_s, self.parsed_fabric().levels)
 
     @property
     def kept_nbytes(self) -> int:

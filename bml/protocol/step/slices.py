@@ -28,6 +28,11 @@ _LEAST_NBYTES = (8 << 10, 32 << 10)
 """The least size is in these bounds, whatever the rate: shorter slices save nothing on faster wires."""
 _MOST_NBYTES = 4 << 20
 
+_PIECE_S = 0.02
+_PIECE_ROUNDS = 50
+_LEAST_PIECE_NBYTES = 64 << 10
+_MOST_PIECE_NBYTES = 8 << 20
+
 
 def slice_nbytes(nbytes: int, rate: float) -> int:
     """Size of the slices, in bytes, of a vector of `nbytes`; `rate` of a NIC is in bytes per second."""
@@ -35,6 +40,17 @@ def slice_nbytes(nbytes: int, rate: float) -> int:
     low, high = _LEAST_NBYTES
     least = min(max(low, int(rate * _LEAST_S)), high)
     return min(max(best, least), _MOST_NBYTES)
+
+
+def piece_nbytes(rate: float, alpha_s: float, levels: int) -> int:
+    """Length of a piece of a step with a priority, in bytes: what overtakes waits for one or two pieces.
+
+    A piece takes many times as long as the messages of a step, so that these cost little. `rate` of a NIC is
+    in bytes per second, `alpha_s` the start-up time of a message, `levels` how many NICs a server has.
+    """
+    piece_s = max(_PIECE_S, _PIECE_ROUNDS * alpha_s)
+    fitting = int(piece_s * rate * levels / 2)  # every byte moves twice
+    return min(max(fitting, _LEAST_PIECE_NBYTES), _MOST_PIECE_NBYTES)
 
 
 def on_one_host(hosts: Iterable[str]) -> bool:

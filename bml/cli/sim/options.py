@@ -1,0 +1,88 @@
+"""The options that `bml sim` and `bml sim train` have in common, and how their texts are read."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bml.cli.plan import parse_bytes, parse_rates
+from bml.cli.values import FiniteRange
+from bml.schedule import ALGORITHMS
+from bml.topology import Fabric, UsageError, parse
+from bml.topology.fattree import is_inner, without_inner
+
+_RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kmgt])bit(?:/s)?", re.IGNORECASE)
+_UNIT = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+_NETWORK = (
+    click.option("--algorithm", default="auto", show_default=True, help=f"One of {', '.join(ALGORITHMS)}."),
+    click.option("--rate", default="10gbit", show_default=True, metavar="B", help="Rate of a NIC, each way."),
+    click.option(
+        "--goodput",
+        type=FiniteRange(0.001, 1),
+        default=1.0,
+        show_default=True,
+        help="Share of the rate that is not headers: 0.954 for TCP over Ethernet.",
+    ),
+    click.option("--delay", "delay_s", type=FiniteRange(0, 10), metavar="S", help="Seconds of a hop."),
+    click.option("--constants", type=click.Path(path_type=Path), help="File of the cost model's constants."),
+    click.option(
+        "--link-rate",
+        multiple=True,
+        metavar="S/L=R",
+        help="Rate of a link in units of B: 4/0=1/10; repeatable.",
+    ),
+    click.option("--slice", "slice_size", metavar="P", help="The largest slice.  [default: that of a job]"),
+)
+
+
+def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of the network and its schedules."""
+    for option in reversed(_NETWORK):
+        command = option(command)
+    return command
+
+
+def damaged(fabric: str, link_rate: tuple[str, ...], failures: Iterable[str]) -> Fabric:
+    """Return a fabric with slow links and without what failed, inner switches of a Fat-Tree included.
+
+    Raises:
+        UsageError: a text is something else, or the fabric has no such part.
+    """
+    known = tuple(failures)
+    inner = [text for text in known if is_inner(text)]
+    broken = parse(fabric).with_rates(parse_rates(link_rate)).without(*(x for x in known if x not in inner))
+    return without_inner(broken, inner)
+
+
+def read_slice(text: str | None) -> int | None:
+    """Read the size of slices. Raises UsageError for a text that is no size, and for 0."""
+    nbytes = None if text is None else parse_bytes(text)
+    if nbytes == 0:
+        raise UsageError(f"--slice {text}: a slice has at least 1 byte")
+    return nbytes
+
+
+def check_numba() -> None:
+    """Raise UsageError without numba, which only simulations need: it takes 200 MB."""
+    if importlib.util.find_spec("numba") is None:
+        raise UsageError("bml sim needs numba: pip install 'bml[sim]'")
+
+
+def parse_rate(text: str) -> float:
+    """Read a rate such as `200mbit`, `25gbit` or `1.6tbit`; return bits per second.
+
+    Raises:
+        UsageError: the text is no rate, or one of 0.
+    """
+    found = _RATE.fullmatch(text.strip())
+    rate_bit = float(Fraction(found[1]) * _UNIT[found[2].lower()]) if found else 0.0
+    if not rate_bit:
+        raise UsageError(f"'{text}' is no rate: write it like 200mbit, 25gbit or 1.6tbit")
+    return rate_bit

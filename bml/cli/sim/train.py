@@ -1,0 +1,229 @@
+"""`bml sim train`: simulates a data-parallel training, and prints what an iteration and the job take."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from bml.cli.output import current
+from bml.cli.plan import parse_bytes
+from bml.cli.sim.options import check_numba, damaged, network_options, parse_rate, read_slice
+from bml.cli.values import FiniteRange
+from bml.cluster.spec.constants import load_constants
+from bml.flows.training.iterations import Overlap
+from bml.flows.training.layers import Layer, assumed_s, bucketed, computed_s, read_layers, scaled, spread
+from bml.flows.training.networks import NETWORKS
+from bml.flows.training.training import DETECT_S, VIEW_S, Part, Training
+from bml.topology import UsageError
+
+_LATER = re.compile(r"(.+)@([0-9]{1,9})")
+_SLOW = re.compile(r"([0-9]{1,6})=([0-9]{1,6}(?:\.[0-9]{1,6})?)")
+_MOST_ITERATIONS = 10**9
+
+
+@click.command()
+@click.argument("fabric")
+@click.option("--model", required=True, metavar="M", help=f"{', '.join(NETWORKS)}, or a JSON file of layers.")
+@click.option(
+    "--compute-s",
+    type=FiniteRange(0, 1e6, min_open=True),
+    metavar="S",
+    help="Seconds of forward and backward of an iteration.  "
+    "[default: 32 samples at 10 Tflop/s, or those of the file]",
+)
+@click.option(
+    "--bucket",
+    metavar="P",
+    help="Bytes from which on gradients of neighbours go in one step, the first ones at 1 MiB, as with "
+    "attach and DDP.  [default: a step for each layer]",
+)
+@click.option(
+    "--iterations", type=click.IntRange(1, _MOST_ITERATIONS), default=1000, show_default=True, metavar="N"
+)
+@click.option(
+    "--overlap",
+    type=click.Choice([each.value for each in Overlap]),
+    default="backward",
+    show_default=True,
+    help="Under which computation gradients are sent: forward is backward and the next forward pass.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["need", "begin"]),
+    help="With --overlap forward: by priority, what the next pass needs first, or first in, first out.  "
+    "[default: need]",
+)
+@click.option(
+    "--slow-server", multiple=True, metavar="S=F", help="Server S computes F times as long; repeatable."
+)
+@click.option(
+    "--fail",
+    multiple=True,
+    metavar="X[@N]",
+    help="server:4, link:4/0, switch:0/2, core:3: dead from the start, or after N iterations; repeatable.",
+)
+@click.option(
+    "--detect",
+    "detect_s",
+    type=FiniteRange(0, 1e6),
+    default=DETECT_S,
+    show_default=True,
+    metavar="S",
+    help="Seconds from a failure to its diagnosis: 0.63 if it is only silent.",
+)
+@click.option(
+    "--view-change",
+    "view_s",
+    type=FiniteRange(0, 1e6),
+    default=VIEW_S,
+    show_default=True,
+    metavar="S",
+    help="Seconds from there to the next step.",
+)
+@network_options
+@click.option(
+    "--compare",
+    "comparing",
+    is_flag=True,
+    help="Compare algorithms, and fabrics of one size, these without failures and slow parts.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def train(
+    fabric: str,
+    model: str,
+    compute_s: float | None,
+    bucket: str | None,
+    iterations: int,
+    overlap: str,
+    order: str | None,
+    slow_server: tuple[str, ...],
+    fail: tuple[str, ...],
+    detect_s: float,
+    view_s: float,
+    algorithm: str,
+    rate: str,
+    goodput: float,
+    delay_s: float | None,
+    constants: Path | None,
+    link_rate: tuple[str, ...],
+    slice_size: str | None,
+    comparing: bool,
+    as_json: bool,
+) -> None:
+    """Simulate a training on a modelled network, and print what an iteration and the job take.
+
+    The gradient of a layer, or of a bucket, is one step, of the time that `bml sim` finds for it. When a part
+    fails, all wait until that is noticed and the view has changed; then the survivors share the work on what
+    is left.
+
+    \b
+    Example:
+      bml sim train bcube:3x2 --model vgg19 --rate 25gbit --compute-s 0.3 --overlap forward
+      bml sim train bcube:4x2 --model resnet50 --fail server:4@500 --slow-server 3=1.5
+      bml sim train bcube:16x2 --model bert-base --compare
+    """
+    check_numba()
+    from bml.cli.sim.trained import Asked, answer, compared, show, show_tables
+    from bml.flows.training.wires import Network
+
+    if order is not None and overlap != "forward":
+        raise UsageError("--order is for --overlap forward: without it a pass waits for all gradients")
+    known, _ = load_constants(constants)
+    rate_bit = parse_rate(rate)
+    hop_s = known.alpha_s if delay_s is None else delay_s
+    parts = _parts(fabric, link_rate, fail)
+    training = Training(
+        layers=_in_buckets(_layers(model, compute_s), bucket),
+        iterations=iterations,
+        parts=parts,
+        overlap=Overlap(overlap),
+        by_need=order != "begin",
+        slow=_slow(slow_server, parts[0]),
+        detect_s=detect_s,
+        view_s=view_s,
+    )
+    training.check()
+    network = Network(algorithm, rate_bit / 8 * goodput, hop_s, read_slice(slice_size), known)
+    asked = Asked(model, training, network, rate_bit, goodput)
+    if comparing:
+        tables = compared(asked)
+        current().answer(tables) if as_json else show_tables(tables)
+        return
+    report = answer(asked)
+    current().answer(asdict(report)) if as_json else show(report)
+
+
+def _layers(model: str, compute_s: float | None) -> list[Layer]:
+    """Return the layers of a known network or of a file.
+
+    Raises:
+        UsageError: there is no such network or file, the file has something else, or computes nothing.
+    """
+    if model in NETWORKS:
+        shapes = NETWORKS[model]()
+        return spread(shapes, assumed_s(shapes) if compute_s is None else compute_s)
+    path = Path(model)
+    if not path.is_file():
+        raise UsageError(f"'{model}' is no file, and no model: write one of {', '.join(NETWORKS)}")
+    try:
+        layers = read_layers(path.read_text(), model)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{model} cannot be read: {error}") from None
+    if compute_s is None:
+        return layers
+    known_s = computed_s(layers)
+    if not known_s:
+        raise UsageError(f"--compute-s cannot be spread over {model}: no layer computes for any time")
+    return scaled(layers, compute_s / known_s)
+
+
+def _in_buckets(layers: list[Layer], text: str | None) -> list[Layer]:
+    """Join layers by the size of a bucket. Raises UsageError for a text that is no size, and for 0."""
+    nbytes = None if text is None else parse_bytes(text)
+    if nbytes == 0:
+        raise UsageError(f"--bucket {text}: a bucket has at least 1 byte")
+    return layers if nbytes is None else bucketed(layers, nbytes)
+
+
+def _parts(fabric: str, link_rate: tuple[str, ...], fail: tuple[str, ...]) -> list[Part]:
+    """Return the parts of the run, from failures such as `server:4` and `server:4@500`.
+
+    Raises:
+        UsageError: a text is something else, or the fabric has no such part.
+    """
+    struck: dict[int, list[str]] = {0: []}
+    for text in fail:
+        later = _LATER.fullmatch(text)
+        if "@" in text and later is None:
+            raise UsageError(f"'{text}' does not say when: write server:4@500, after 500 iterations")
+        name, since = (later[1], int(later[2])) if later else (text, 0)
+        if later and not since:
+            raise UsageError(
+                f"'{text}' strikes before the first iteration: write {name}, dead from the start"
+            )
+        struck.setdefault(since, []).append(name)
+    dead: list[str] = []
+    parts = []
+    for since in sorted(struck):
+        dead += struck[since]
+        parts.append(Part(since, damaged(fabric, link_rate, dead), tuple(struck[since])))
+    return parts
+
+
+def _slow(texts: tuple[str, ...], first: Part) -> dict[int, float]:
+    """Read how many times as long servers compute. Raises UsageError for other texts and dead servers."""
+    found: dict[int, float] = {}
+    for text in texts:
+        shape = _SLOW.fullmatch(text)
+        factor = float(shape[2]) if shape else 0.0
+        if shape is None or not (math.isfinite(factor) and factor > 0):
+            raise UsageError(f"'{text}' is no slow server: write 4=1.5, server 4 computes 1.5 times as long")
+        server = int(shape[1])
+        if server not in first.fabric.servers:
+            raise UsageError(f"--slow-server {text}: {first.fabric} has no live server {server}")
+        found[server] = factor
+    return found

@@ -1,0 +1,1 @@
+"""Whole trainings on a modelled network: layers, what overlaps, views, failures. Pure."""
