@@ -33,7 +33,7 @@ Switch: TypeAlias = tuple[int, ...]
 Ends: TypeAlias = Sequence[tuple[int, str]]
 """The servers of a switch, each with the rate of its NIC there, "" for the usual one."""
 
-_SERVER = r"[0-9]{1,6}(?:\*[0-9./]{1,40})?"
+_SERVER = r"[0-9]{1,6}(?:\*[0-9./]{1,64})?"
 _NOTATION = re.compile(rf"{_SERVER}(?:[-,;]{_SERVER})*")
 
 
@@ -189,7 +189,11 @@ def of_switches(switches: Iterable[Ends]) -> Fabric:
     checked = [_checked(switch) for switch in switches]
     if not checked:
         raise UsageError("a graph needs servers, and switches or cables that join them")
-    _check_size(sum(1 for _ in checked), checked)
+    _check_size(len(checked), checked)
+    n_nics = Counter(server for switch in checked for server, _ in switch)
+    server, most = n_nics.most_common(1)[0]
+    if most > MOST_LEVELS:
+        raise UsageError(f"server {server} has {most} NICs, {MOST_LEVELS} are the most")
     colours = _colours([[server for server, _ in switch] for switch in checked])
     sections: list[list[Ends]] = [[] for _ in range(1 + max(colours))]
     for switch, level in zip(checked, colours, strict=True):

@@ -375,6 +375,43 @@ def test_suspicions_read_after_a_pause_of_its_own_make_connections_anew(steady: 
     assert posts(msg.Freeze, steady.tick(TIMES.silence_window_s)) == [0, 1, 2]
 
 
+def test_what_is_doubted_counts_for_the_time_to_answer() -> None:
+    """The server may be dead: the others do not repeat what they have said until there is another view."""
+    driver = Driver("bcube:3x2").start()
+    driver.heard(0, msg.Progress(0, 2))
+    driver.now += 0.6
+    for observer in (3, 5, 1, 7):
+        driver.heard(
+            observer, msg.Suspect(observer, 4, 0 if observer in (3, 5) else 1, "silence", 0.6, "quiet")
+        )
+    assert posts(msg.Freeze, driver.tick(TIMES.silence_window_s)) == list(range(9))
+    driver.answer(0, 1, 2, 3, 5, 6, 7, 8)
+    assert posts(msg.Freeze, driver.tick(TIMES.answer_s + TIMES.heartbeat_s)) == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+def test_a_coordinator_that_is_always_late_believes_what_it_is_told_again() -> None:
+    driver = Driver("bcube:3x2").start()
+    driver.heard(0, msg.Progress(0, 2))
+    for view, suspected in enumerate((True, True)):
+        driver.now += 0.6
+        if suspected:
+            for observer in (3, 5):
+                driver.suspect(observer, 4)
+        done = driver.pause(0.6)
+        assert posts(msg.Freeze, done) == list(range(9))
+        assert driver.ballot.next.failures == (() if view == 0 else ("link:4/0",))
+        driver.answer()
+        driver.accept()
+        driver.installed()
+
+
+def test_a_nic_that_reports_itself_is_not_doubted(steady: Driver) -> None:
+    steady.now += 2.6
+    steady.heard(0, msg.Suspect(0, 0, 0, "own-nic", 0.0, "no carrier"))
+    done = steady.tick(TIMES.silence_window_s)
+    assert posts(msg.Freeze, done) == [1, 2]
+
+
 def test_a_pause_of_its_own_is_not_held_against_a_server_that_it_calls(steady: Driver) -> None:
     taken = takeover(steady)
     taken.appear(0)

@@ -94,6 +94,12 @@ def test_rates_are_part_of_the_name() -> None:
     assert parse(fabric.name).rates == fabric.rates
 
 
+def test_long_rates_are_read_again(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"edges": [[0, 1, 3.3333333333333335e-10]]}')
+    fabric = parse(f"graph:{tmp_path / 'a.json'}")
+    assert parse(fabric.name).rates == fabric.rates
+
+
 LINES = """# four servers
 0 rack
 1 rack   # of this one
@@ -131,6 +137,7 @@ def test_files_say_the_same_in_every_form(tmp_path: Path) -> None:
         ("0-1*-1", "cannot be read"),
         ("0-1,1-2;0-2,2-1", "server 1 is on two switches of level 0"),
         (f"0-{MOST_SERVERS}", "too large"),
+        (",".join(f"0-{server}" for server in range(1, 4000)), "server 0 has 3999 NICs, 64 are the most"),
         ("no-such-file", "cannot be read: No such file"),
         ("/", "cannot be read"),
     ],

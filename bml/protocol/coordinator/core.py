@@ -157,9 +157,12 @@ class Coordinator:
     def _suspected(self, message: msg.Suspect, now: float) -> list[Instruction]:
         if self.state == "steady" and self._agreement.excludes(message):
             return []  # it was said in the view before
-        if self.state == "steady" and self._agreement.was_away(now):
-            observer, peer, level = message.observer, message.peer, message.level
-            return self._interrupted(msg.Interrupted(observer, peer, level), now)
+        away = self.state == "steady" and self._agreement.was_away(now)
+        if away and self._findings.doubt(message, now):
+            self._agreement.reason = (
+                f"the coordinator was stopped, and server {message.observer} suspects others"
+            )
+            return []
         self._findings.suspect(message)
         if self.state != "gathering" and not self._agreement.excludes(message):
             self._findings.note_suspicion(message, now)

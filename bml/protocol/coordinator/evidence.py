@@ -31,6 +31,8 @@ class Findings:
         self.since_s = now
         self.act_at: float | None = None
         self._suspicions: dict[Pair, Suspicion] = {}
+        self._doubted: set[Pair] = set()
+        self._doubted_before: set[Pair] = set()
         self._noted_at: dict[Pair, float] = {}
         self._timeouts = timeouts
         self._silent_s = 0.0
@@ -42,9 +44,8 @@ class Findings:
 
     def suspects(self, server: int, observers: Container[int]) -> bool:
         """Whether one of these suspects this server; if no other does, its neighbours hear its heartbeats."""
-        return any(
-            peer == server != observer and observer in observers for observer, peer, _ in self._suspicions
-        )
+        said = (*self._suspicions, *self._doubted)
+        return any(peer == server != observer and observer in observers for observer, peer, _ in said)
 
     @property
     def texts(self) -> list[str]:
@@ -71,6 +72,20 @@ class Findings:
         self._suspicions[observer, peer, level] = Suspicion(
             observer, peer, level, message.kind, message.silent_s, message.why
         )
+
+    def doubt(self, message: msg.Suspect, now: float) -> bool:
+        """A suspicion may be older than what its observer should have heard; returns whether it is doubted.
+
+        It is not diagnosed then, and the next view makes connections anew. One that was doubted in the view
+        before is believed, lest a coordinator that is always a little late never is told of a failure.
+        """
+        key = message.observer, message.peer, message.level
+        if message.kind == "own-nic" or key in self._doubted_before:
+            return False
+        self._doubted.add(key)
+        self.stale.add(message.observer)
+        self.note(now, self._timeouts.silence_window_s, message.silent_s)
+        return True
 
     def note_suspicion(self, message: msg.Suspect, now: float) -> None:
         """The suspicion is news; those of other observers are awaited."""
@@ -111,6 +126,7 @@ class Findings:
         What stood still may move in it, as other bytes go other ways. If not, its sender says so again.
         """
         self.trusted.clear()  # servers listen anew in every view
+        self._doubted_before, self._doubted = self._doubted, set()
         self.healed = frozenset()
         self.forget_deaths(view.members)
         self.forget(lambda each: each.kind == "stall" or not counts_as_alive(fabric, each))
