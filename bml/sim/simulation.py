@@ -294,7 +294,7 @@ class Simulation:
         self.coordinators.start()
         for server in self.first:
             self._start(self.machines[server])
-        most_events = _MOST_EVENTS * max(1.0, deadline_s / 150)  # nine servers' heartbeats alone are half of it
+        most_events = _MOST_EVENTS * max(1.0, deadline_s / 150)  # half of it are heartbeats
         if not self.network.run(self._all_over, deadline_s, most_events):
             waits = [f"server {server}: {each.waits_for()}" for server, each in self.machines.items()]
             waits.append(f"coordinator: {self.coordinators.newest.core.state}")
