@@ -14,6 +14,7 @@ of a server and a switch a NIC. `capacity` is the rate of the NIC, or of both NI
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ def _of_lines(data: str) -> Iterator[_Edge]:
 
 
 def _of_json(data: str) -> Iterator[_Edge]:
+    """A directed graph has each cable twice, once for each way: see _both_ways."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -83,16 +85,19 @@ def _of_json(data: str) -> Iterator[_Edge]:
     edges = content.get("edges", content.get("links")) if isinstance(content, dict) else None
     if not isinstance(edges, list):
         raise UsageError('JSON has a list "edges" of [node, node] or [node, node, capacity]')
-    for edge in edges:
-        match edge:
-            case [a, b]:
-                yield _edge(a, b, "")
-            case [a, b, rate]:
-                yield _edge(a, b, rate)
-            case {"source": a, "target": b}:
-                yield _edge(a, b, edge.get("capacity", ""))
-            case _:
-                raise UsageError(f"{json.dumps(edge):.60} is no edge: write [node, node, capacity]")
+    read = map(_edge_of_json, edges)
+    yield from _both_ways(read) if content.get("directed") is True else read
+
+
+def _edge_of_json(edge: Any) -> _Edge:
+    match edge:
+        case [a, b]:
+            return _edge(a, b, "")
+        case [a, b, rate]:
+            return _edge(a, b, rate)
+        case {"source": a, "target": b}:
+            return _edge(a, b, edge.get("capacity", ""))
+    raise UsageError(f"{json.dumps(edge):.60} is no edge: write [node, node, capacity]")
 
 
 def _of_graphml(data: str) -> Iterator[_Edge]:
@@ -100,8 +105,20 @@ def _of_graphml(data: str) -> Iterator[_Edge]:
         read = nx.parse_graphml(data, force_multigraph=True)
     except (nx.NetworkXError, ParseError, ValueError, KeyError) as error:
         raise UsageError(f"it is no GraphML: {error}") from None
-    for a, b, attributes in read.edges(data=True):
-        yield _edge(a, b, attributes.get("capacity", ""))
+    edges = (_edge(a, b, attributes.get("capacity", "")) for a, b, attributes in read.edges(data=True))
+    yield from _both_ways(edges) if read.is_directed() else edges
+
+
+def _both_ways(edges: Iterable[_Edge]) -> Iterator[_Edge]:
+    """Leave out an edge whose opposite has come: together they are one cable."""
+    unmatched: Counter[_Edge] = Counter()
+    for edge in edges:
+        opposite = _Edge((edge.ends[1], edge.ends[0]), edge.rate)
+        if unmatched[opposite]:
+            unmatched[opposite] -= 1
+        else:
+            unmatched[edge] += 1
+            yield edge
 
 
 def _edge(a: Any, b: Any, rate: Any) -> _Edge:

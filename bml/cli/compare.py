@@ -13,7 +13,7 @@ from rich.table import Table
 from bml.cli.output import current
 from bml.schedule import ALGORITHMS
 from bml.schedule.select.compare import PAPERS, Cell, compare, single_failures
-from bml.topology import BCube, Fabric, Torus, parse
+from bml.topology import BigSwitch, Fabric, FatTree, parse
 
 SIZES = (4, 8, 16)
 DEPTHS = (2, 3, 4)
@@ -59,11 +59,12 @@ def papers() -> list[Grid]:
 def of_fabric(fabric: Fabric, algorithms: Iterable[str] = ()) -> Grid:
     """Compare all algorithms on one fabric; on a healthy one also after single failures."""
     names = list(algorithms) or [name for name in ALGORITHMS if name != "auto"]
-    one_nic = not isinstance(fabric.wiring, BCube | Torus)
-    fabrics = [fabric] if fabric.failures else single_failures(fabric)[: 2 if one_nic else 4]
-    heads = ("healthy", "server:0 dead", "link:0/0 dead", "switch:0/0 dead")[: len(fabrics)]
-    columns = (str(fabric),) if fabric.failures else heads
-    return Grid(fabric.name, columns, tuple(compare(fabrics, names)))
+    one_nic = isinstance(fabric.wiring, BigSwitch | FatTree)
+    if fabric.failures:
+        return Grid(fabric.name, (str(fabric),), tuple(compare([fabric], names)))
+    fabrics = single_failures(fabric)[: 2 if one_nic else 4]
+    dead = [f"{part} dead" for each in fabrics for part in sorted(map(str, each.failures))]
+    return Grid(fabric.name, ("healthy", *dead), tuple(compare(fabrics, names)))
 
 
 def _grid(title: str, fabrics: list[Fabric]) -> Grid:

@@ -180,6 +180,16 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, name: str, content: str, said
     assert str(tmp_path / name) in str(error.value)
 
 
+def test_a_directed_graph_has_each_cable_once(tmp_path: Path) -> None:
+    network = nx.DiGraph([("0", "1"), ("1", "0"), ("1", "rack"), ("rack", "1"), ("2", "rack"), ("0", "2")])
+    nx.write_graphml(network, tmp_path / "a.graphml")
+    (tmp_path / "a.json").write_text(json.dumps(nx.node_link_data(network, edges="edges")))
+    for name in ("a.graphml", "a.json"):
+        assert wired(parse(f"graph:{tmp_path / name}")) == {
+            frozenset(pair) for pair in ((0, 1), (1, 2), (0, 2))
+        }
+
+
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is no text"):

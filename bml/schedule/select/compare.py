@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from bml.schedule.select.formulas import formula
 from bml.schedule.select.planner import plan
-from bml.topology import Fabric, FabricError, UsageError
+from bml.topology import Fabric, FabricError, Graph, UsageError
 
 LARGEST_BUILT = 64
 """Servers up to which schedules are built to be priced; beyond that a formula is taken where there is one."""
@@ -66,5 +66,13 @@ def price(fabric: Fabric, algorithm: str) -> Cell:
 
 
 def single_failures(fabric: Fabric) -> list[Fabric]:
-    """Return the fabric, and it without its first server, its first link and its first switch."""
-    return [fabric, *(fabric.without(failure) for failure in ("server:0", "link:0/0", "switch:0/0"))]
+    """Return the fabric, and it without its first server, its first link and its first switch.
+
+    A graph may fall apart without one of them: that is left out.
+    """
+    (server, level), (switch_level, group) = fabric.links[0], fabric.switches[0]
+    parts = (f"server:{server}", f"link:{server}/{level}", f"switch:{switch_level}/{group}")
+    damaged = [fabric.without(part) for part in parts]
+    if isinstance(fabric.wiring, Graph):
+        damaged = [each for each in damaged if each.is_connected]
+    return [fabric, *damaged]
