@@ -62,6 +62,18 @@ def test_a_graph_has_one_nic_a_level_its_name_says_all_and_routes_are_shortest(s
             assert at == b
 
 
+HUBS = ("graph:0-1;0-2;0-3;0-4", "graph:0-1,2-3;1-2,0-3;0-2", "graph:0-1-2,3-4-5;0-3", "graph:0-1,1-2,2-0")
+
+
+@pytest.mark.parametrize("name", [*HUBS, *(drawn(seed).name for seed in range(8))])
+def test_auto_works_for_every_size_and_is_near_the_optimum_for_large_ones(name: str) -> None:
+    """Where server 0 is everyone's neighbour, that says nothing of the others."""
+    fabric = parse(name)
+    for nbytes in (4, 100, 10_000, 1_000_000):
+        assert plan(fabric, "auto", nbytes).violations() == []
+    assert plan(fabric).gst() <= prove(fabric).value * Fraction(105, 100)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_plans_on_any_graph_are_near_the_proved_optimum(seed: int) -> None:
     fabric = drawn(seed)

@@ -16,7 +16,7 @@ from bml.schedule.select.cases import MOST_SERVERS
 from bml.schedule.select.least import least_of_exchange, least_of_mesh, least_of_trees
 from bml.schedule.select.model import Constants, Counts, Price
 from bml.schedule.select.plan import Plan
-from bml.topology import BCube, Fabric, FabricError
+from bml.topology import BCube, Fabric, FabricError, Graph
 
 _WORTH = 1.04
 """How many times as long the best schedule so far must take for another one to be planned: by its least."""
@@ -136,8 +136,11 @@ def usual_algorithm(fabric: Fabric, patient: bool = True) -> tuple[str, str]:
 
     `patient`: see `Candidates`.
     """
-    if fabric.failures or fabric.rates:
+    is_graph = isinstance(fabric.wiring, Graph)
+    if fabric.failures or fabric.rates or is_graph:
         state = "the fabric is damaged" if fabric.failures else "links differ in rate"
+        if is_graph and not (fabric.failures or fabric.rates):
+            state = "the fabric is a graph"
         if fits(fabric) and (patient or fabric.n_servers <= MOST_SERVERS or not fabric.failures):
             return "packed", f"{state}: spanning trees packed into what is left load all NICs alike"
         return "detour", f"{state}, and too large to be packed: detours round the damage"

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from bml.schedule.algorithms.exchange import part_of
 from bml.schedule.ir.nics import cut_bound, number_nics
 from bml.schedule.select.model import Counts, counts, crowd
-from bml.topology import BCube, Fabric, FabricError
+from bml.topology import BCube, Fabric, FabricError, Graph
+
+_MOST_ASKED = 256
+"""Servers of the largest graph of which it is found out whether all are neighbours."""
 
 
 class _Shape(NamedTuple):
@@ -65,11 +68,19 @@ def least_of_mesh(fabric: Fabric) -> Counts:
 
 
 def least_of_exchange(fabric: Fabric) -> Counts | None:
-    """Return the counts of one server of the exchange; None if it is seen at once that it cannot work."""
+    """Return the counts of one server of the exchange; None if it is seen at once that it cannot work.
+
+    The servers of a graph are not alike: all of them are asked, if there are not too many.
+    """
+    is_graph = isinstance(fabric.wiring, Graph)
+    if is_graph and len(fabric.servers) > _MOST_ASKED:
+        return None
+    asked = fabric.servers if is_graph else fabric.servers[:1]
     try:
-        return counts(part_of(fabric, fabric.servers[0]), fabric)
+        found = [counts(part_of(fabric, server), fabric) for server in asked]
     except FabricError:
         return None
+    return found[0]
 
 
 @lru_cache(maxsize=32)
