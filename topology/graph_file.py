@@ -44,13 +44,17 @@ def graph_of(text: str) -> Fabric:
         return graph(text)
     path = Path(text)
     try:
+        if not path.is_file() and path.exists():
+            raise UsageError(f"graph {path} is no file: give a list of edges, JSON or GraphML")
         if path.stat().st_size > _MOST_NBYTES:
             raise UsageError(f"graph {path} is too large: {_MOST_NBYTES // 10**6} MB are the most")
-        data = path.read_text()
+        data = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"graph {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"graph {path} is no text: give a list of edges, JSON or GraphML") from None
+    except ValueError as error:
+        raise UsageError(f"graph {text!r} cannot be read: {error}") from None
     try:
         return of_switches(_switches(_edges(path, data)))
     except UsageError as error:

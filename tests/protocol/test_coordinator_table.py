@@ -375,6 +375,17 @@ def test_suspicions_read_after_a_pause_of_its_own_make_connections_anew(steady: 
     assert posts(msg.Freeze, steady.tick(TIMES.silence_window_s)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("for_s", [2.0, 2.3, 10.0])
+def test_a_pause_of_all_processes_ends_no_job(for_s: float) -> None:
+    """As of a container that is paused: no server can have answered before the coordinator looks."""
+    driver = Driver("bcube:3x2").start()
+    driver.heard(0, msg.Progress(0, 2))
+    driver.die(3)
+    assert driver.pause(for_s) == []
+    driver.answer()
+    assert driver.ballot.proposal is not None
+
+
 def test_what_is_doubted_counts_for_the_time_to_answer() -> None:
     """The server may be dead: the others do not repeat what they have said until there is another view."""
     driver = Driver("bcube:3x2").start()

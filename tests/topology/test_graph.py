@@ -151,7 +151,9 @@ def test_files_say_the_same_in_every_form(tmp_path: Path) -> None:
         (f"0-{MOST_SERVERS}", "too large"),
         (",".join(f"0-{server}" for server in range(1, 4000)), "server 0 has 3999 NICs, 64 are the most"),
         ("no-such-file", "cannot be read: No such file"),
-        ("/", "cannot be read"),
+        ("/", "is no file"),
+        ("/dev/zero", "is no file"),
+        ("a\0b", "cannot be read"),
     ],
 )
 def test_what_is_wrong_with_a_notation(text: str, said: str) -> None:
@@ -190,6 +192,11 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, name: str, content: str, said
         graph_of(str(tmp_path / name))
     assert said in str(error.value)
     assert str(tmp_path / name) in str(error.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbf0 1\n1 2\n")
+    assert parse(f"graph:{tmp_path / 'a'}").n_servers == 3
 
 
 def test_a_directed_graph_has_each_cable_once(tmp_path: Path) -> None:

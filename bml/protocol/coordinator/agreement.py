@@ -70,6 +70,7 @@ class Agreement:
         self.answer_by = self.last_answer_by = now + timeouts.start_s
         self._asked_at = self._awake_at = now
         self._back_at = -inf
+        self._pardoned = False
         self.findings = Findings(timeouts, now)
         self.rates = Rates(fabric, timeouts)
         self.joiners = Joiners()
@@ -109,6 +110,10 @@ class Agreement:
         if gap_s > self._timeouts.detect_s:
             self._back_at = now
         late_s = gap_s - self._timeouts.heartbeat_s
+        if self._waits and gap_s > self._timeouts.detect_s and not self._pardoned:
+            # All processes may have been stopped, and none can have answered yet; once for each question.
+            self._pardoned = True
+            self.last_answer_by = max(self.last_answer_by, now + self._timeouts.answer_s)
         if self._waits and late_s > 0:
             forgiven_s = gap_s if gap_s > self._timeouts.detect_s else late_s
             self.answer_by = min(self.answer_by + forgiven_s, self.last_answer_by)
@@ -144,6 +149,7 @@ class Agreement:
     def _await(self, now: float, for_s: float, longest_s: float) -> None:
         """Answers are due from now on."""
         self._asked_at = self._awake_at = now
+        self._pardoned = False
         self.answer_by, self.last_answer_by = now + for_s, now + max(for_s, longest_s)
 
     def missed_by(self, server: int) -> list[Instruction]:
