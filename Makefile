@@ -8,7 +8,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 # Tests start hundreds of processes, and to compile everything anew costs each of them 0.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-fabric test gate test-rdma test-torch test-torch-newest test-matrix soak lint docs clean
+.PHONY: demo demo-fabric test gate test-rdma test-rdma-ray test-torch test-torch-newest test-matrix soak lint docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
@@ -32,6 +32,10 @@ gate: $(VENV)/.ready-dev
 # RDMA in a virtual machine with soft-RoCE NICs; says so where this machine cannot run one.
 test-rdma: $(VENV)/.ready-dev
 	@tests/rdma/run.sh $(ARGS) || { status=$$?; [ $$status = 77 ] || exit $$status; }
+
+# A job on Ray over RDMA in such a machine: actors with two NICs each; a cable is cut, a server is killed.
+test-rdma-ray: $(VENV)/.ready-dev
+	@BML_RDMA_VM_MEM=6G tests/rdma/run.sh --ray $(ARGS) || { status=$$?; [ $$status = 77 ] || exit $$status; }
 
 # PyTorch's own tests of torch.distributed on backend bml; some eight minutes on two cores.
 test-torch: $(VENV)/.ready-dev
