@@ -28,6 +28,9 @@ from bml.topology.wiring import Hop, InnerLink
 
 MOST_SERVERS, MOST_SWITCHES, MOST_LEVELS = 4096, 4096, 64
 
+_MOST_TRIED = 10_000
+"""Pairs of switches that share a server, of graphs for whose levels several ways are tried."""
+
 Switch: TypeAlias = tuple[int, ...]
 """The servers of a switch in id order; two are those of a cable."""
 Ends: TypeAlias = Sequence[tuple[int, str]]
@@ -235,10 +238,9 @@ def _colours(switches: Sequence[Sequence[int]]) -> list[int]:
     shared.add_nodes_from(range(len(switches)))
     for numbers in at.values():
         shared.add_edges_from(combinations(numbers, 2))
-    tries = [
-        nx.greedy_color(shared, strategy)
-        for strategy in ("saturation_largest_first", "largest_first", "smallest_last")
-    ]
+    # The others find fewer levels now and then, and take a minute on a large graph.
+    more = ("saturation_largest_first", "smallest_last") if shared.number_of_edges() < _MOST_TRIED else ()
+    tries = [nx.greedy_color(shared, strategy) for strategy in ("largest_first", *more)]
     best = min(tries, key=lambda colour: max(colour.values()))
     names: dict[int, int] = {}
     return [names.setdefault(best[number], len(names)) for number in range(len(switches))]

@@ -400,6 +400,19 @@ def test_what_is_doubted_counts_for_the_time_to_answer() -> None:
     assert posts(msg.Freeze, driver.tick(TIMES.answer_s + TIMES.heartbeat_s)) == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
+def test_what_is_withdrawn_is_doubted_no_more() -> None:
+    driver = Driver("bcube:3x2").start()
+    driver.heard(0, msg.Progress(0, 2))
+    driver.now += 0.6
+    for observer in (3, 5):
+        driver.suspect(observer, 4)
+        driver.heard(observer, msg.Withdraw(observer, 4, 0))
+    assert posts(msg.Freeze, driver.tick(TIMES.silence_window_s)) == list(range(9))
+    driver.answer(0, 1, 2, 3, 5, 6, 7, 8)
+    assert driver.tick(1.2) == []
+    assert posts(msg.Propose, driver.answer(4)) == list(range(9))
+
+
 def test_a_coordinator_that_is_always_late_believes_what_it_is_told_again() -> None:
     driver = Driver("bcube:3x2").start()
     driver.heard(0, msg.Progress(0, 2))

@@ -116,6 +116,10 @@ class Findings:
         """Forget deaths of servers outside the view."""
         self.dead = {server: why for server, why in self.dead.items() if server in members}
 
+    def forget_doubts(self, past: Callable[[Pair], bool]) -> None:
+        """Drop doubted suspicions."""
+        self._doubted = {key for key in self._doubted if not past(key)}
+
     def forget(self, past: Callable[[Suspicion], bool]) -> None:
         """Drop suspicions."""
         self._suspicions = {key: each for key, each in self._suspicions.items() if not past(each)}

@@ -18,6 +18,8 @@ from bml.schedule.select.model import Constants, Counts, Price
 from bml.schedule.select.plan import Plan
 from bml.topology import BCube, Fabric, FabricError, Graph
 
+_SOONER = 2
+"""A healthy graph is planned once, before the first step: so many times as many servers are no hindrance."""
 _WORTH = 1.04
 """How many times as long the best schedule so far must take for another one to be planned: by its least."""
 _TIE = 1.005
@@ -141,7 +143,8 @@ def usual_algorithm(fabric: Fabric, patient: bool = True) -> tuple[str, str]:
         state = "the fabric is damaged" if fabric.failures else "links differ in rate"
         if is_graph and not (fabric.failures or fabric.rates):
             state = "the fabric is a graph"
-        if fits(fabric) and (patient or fabric.n_servers <= MOST_SERVERS or not fabric.failures):
+        at_once = fabric.n_servers <= MOST_SERVERS * (1 if fabric.failures else _SOONER)
+        if fits(fabric) and (patient or at_once or not (fabric.failures or is_graph)):
             return "packed", f"{state}: spanning trees packed into what is left load all NICs alike"
         return "detour", f"{state}, and too large to be packed: detours round the damage"
     return "bml", "the fabric is healthy: all levels work at once"
