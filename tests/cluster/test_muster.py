@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bml.cluster.fleets.muster import OTHERS_S, Muster
 from bml.cluster.launcher.growing import AGAIN_S, MOST_AGAIN_S, Growing
 from bml.cluster.launcher.launch import sizes
 from bml.cluster.spec.job import JobSpec
-from bml.errors import StartError, UsageError
+from bml.errors import FabricError, StartError, UsageError
 
 GROWS = JobSpec("bcube:3x2", least=6, start_s=60.0)
 WHOLE = JobSpec("bcube:2x2", start_s=60.0)
@@ -137,3 +139,14 @@ def test_a_server_that_came_is_awaited_no_more() -> None:
     assert not growing.failed(7, 1.0)
     assert not growing.failed(6, 1.0)
     assert growing.due(100.0) == []
+
+
+@pytest.mark.parametrize("fabric", ["torus:4x2", "graph:0-1;0-2;0-3"])
+def test_a_job_whose_algorithm_cannot_work_does_not_begin(fabric: str) -> None:
+    with pytest.raises(FabricError, match="exchange cannot work on"):
+        JobSpec(fabric, "exchange")
+
+
+def test_the_name_of_a_graph_needs_no_file(tmp_path: Path) -> None:
+    (tmp_path / "net").write_text("0 1\n1 2\n2 0 1/2\n")
+    assert JobSpec(f"graph:{tmp_path / 'net'}").fabric == "graph:0-1;1-2;0*1/2-2*1/2"

@@ -95,7 +95,9 @@ class JobSpec:
     def __post_init__(self) -> None:
         fabric = self.parsed_fabric()
         object.__setattr__(self, "fabric", fabric.name)  # that of a graph from a file is read anywhere
-        plan(fabric, self.algorithm)
+        made = plan(fabric, self.algorithm)
+        if self.algorithm == "exchange":
+            made.gst()  # it says only then that it cannot work here
         self.fault_plan().validate(fabric)
         if not _is_number(self.detect_s):
             raise UsageError(f"detect_s is {self.detect_s!r}: give seconds")
