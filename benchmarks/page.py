@@ -75,7 +75,7 @@ def measured(fabric: str, nbytes: int, for_s: float, streams: int, stalled: bool
         ) as job,
         looked_at(job, streams, stalled),
     ):
-        return float(job.result().values[0])
+        return float(job.wait().values[0])
 
 
 def main() -> None:

@@ -128,6 +128,8 @@ class ServedPage:
             self._loop.run_until_complete(self._serve())
         finally:
             self._ready.set()
+            with suppress(TimeoutError):
+                self._loop.run_until_complete(_ended(self._loop))
             self._loop.close()
 
     async def _serve(self) -> None:
@@ -202,6 +204,14 @@ class ServedPage:
         self._board.put(parts, is_last)
         if self._site is not None:
             self._site.changed()
+
+
+async def _ended(loop: asyncio.AbstractEventLoop) -> None:
+    """End what still serves streams that stall; for a second at most."""
+    left = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task()]
+    for task in left:
+        task.cancel()
+    await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), _LAST_S)
 
 
 def _listen(port: int) -> socket.socket:
