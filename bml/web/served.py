@@ -59,7 +59,7 @@ class ServedPage:
         self._pace = model.Pace()
         self._asked_at = 0.0
         self._is_over, self._failed = False, ""
-        self._asking = threading.Lock()
+        self._asking, self._showing = threading.Lock(), threading.Lock()
         self._workers = ThreadPoolExecutor(3, "bml-page")
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -111,7 +111,6 @@ class ServedPage:
             return
         if asks:
             self._ask(anyway=True)
-        self._is_over = True
         self._show(last(self._page), is_last=True)
 
     def close(self) -> None:
@@ -144,7 +143,7 @@ class ServedPage:
         )
         await runner.setup()
         assert runner.server is not None
-        accepted = Connections(runner.server, self._site.streaming)
+        accepted = Connections(runner.server, self._site.streams)
         listening = await self._loop.create_server(accepted, sock=self._listening)
         self._show(self._page)
         self._ready.set()
@@ -184,8 +183,7 @@ class ServedPage:
                 status = self._source.status()
                 self._asked_at = now_s
                 page = model.as_json(model.page_of(status, self._pace, now_s))
-                if not self._is_over:  # it was ended without waiting for this answer
-                    self._show(page, {"fabric": _fabric(status["fabric"]), "history": _history(status)})
+                self._show(page, {"fabric": _fabric(status["fabric"]), "history": _history(status)})
             except BmlError as error:
                 _LOG.info("no status for the page: %s", error)
             except Exception as error:  # of a status that this version does not know; the job is well
@@ -194,11 +192,12 @@ class ServedPage:
                 self._failed = repr(error)
 
     def _show(self, page: dict[str, Any], parts: dict[str, bytes] = _NOTHING, is_last: bool = False) -> None:
-        """Put a page, and other parts, on the board, in the thread of the page."""
-        self._page = page
+        """Put a page, and other parts, on the board, in the thread of the page; none after the last one."""
         encoded = {**parts, "page": _encoded(page)}
-        with suppress(RuntimeError):  # the loop is closed: nobody looks any more
-            self._loop.call_soon_threadsafe(self._put, encoded, is_last)
+        with self._showing, suppress(RuntimeError):  # the loop is closed: nobody looks any more
+            if not self._is_over:
+                self._page, self._is_over = page, is_last
+                self._loop.call_soon_threadsafe(self._put, encoded, is_last)
 
     def _put(self, parts: dict[str, bytes], is_last: bool) -> None:
         self._board.put(parts, is_last)

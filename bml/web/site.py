@@ -50,10 +50,9 @@ class Site:
         self.token = secrets.token_urlsafe(16)
         self.watched = asyncio.Event()
         """Set while there are streams."""
-        self.streaming: set[asyncio.BaseTransport] = set()
-        """The connections of streams."""
+        self.streams: dict[asyncio.BaseTransport, asyncio.Event] = {}
+        """The connections of streams, each with what wakes it."""
         self._board, self._fresh, self._inject = board, fresh, inject
-        self._streams: set[asyncio.Event] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._files = {
@@ -72,7 +71,7 @@ class Site:
 
     def changed(self) -> None:
         """Wake all streams."""
-        for each in self._streams:
+        for each in self.streams.values():
             each.set()
 
     async def over(self, within_s: float) -> None:
@@ -132,13 +131,11 @@ class Site:
             return web.json_response({"error": str(error)}, status=400)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        if len(self._streams) >= MOST_STREAMS:
+        if len(self.streams) >= MOST_STREAMS:
             raise web.HTTPServiceUnavailable(reason=f"{MOST_STREAMS} pages are open: close some")
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
-        wake = asyncio.Event()
-        transport = _bound(request)
-        self.streaming.add(transport)
-        self._streams.add(wake)
+        transport, wake = _bound(request), asyncio.Event()
+        self.streams[transport] = wake
         self._idle.clear()
         self.watched.set()
         try:
@@ -148,9 +145,8 @@ class Site:
             _LOG.info("%s", "a stream is closed: its reader has gone, or takes nothing")
             transport.abort()
         finally:
-            self._streams.discard(wake)
-            self.streaming.discard(transport)
-            if not self._streams:
+            del self.streams[transport]
+            if not self.streams:
                 self.watched.clear()
                 self._idle.set()
         return response

@@ -153,6 +153,16 @@ def test_the_last_page_has_what_came_just_before_the_end() -> None:
         assert asking.shown() == last
 
 
+def test_an_answer_that_comes_after_the_end_is_not_shown() -> None:
+    """Another thread may have asked before, and make its page when the last one is there."""
+    with served() as (page, _, asking):
+        before = asking.shown()
+        page.end({"ended_well": True, "text": "4 servers reached the end", "steps": 9})
+        page._show(before)
+        assert asking.shown()["ended"]
+        assert page._page["ended"]
+
+
 @pytest.mark.parametrize("error", [FabricError("busy"), KeyError("fabric")])
 def test_an_end_without_a_status_is_shown_all_the_same(error: Exception) -> None:
     with served() as (page, job, asking):
@@ -180,7 +190,7 @@ def test_streams_that_were_closed_are_forgotten() -> None:
         site = page._site
         assert site is not None
         deadline = time.monotonic() + 10
-        while site._streams or site.streaming:  # each notices when the next page is written
+        while site.streams:  # each notices when the next page is written
             assert time.monotonic() < deadline
             page.say("")
             page._ask(anyway=True)
