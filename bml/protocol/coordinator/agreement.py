@@ -107,16 +107,16 @@ class Agreement:
     def forgive_own_pause(self, now: float) -> None:
         """The coordinator runs: if it paused, extend the time in which servers have to answer."""
         gap_s, self._awake_at = now - self._awake_at, now
-        if gap_s > self._timeouts.detect_s:
+        late_s, was_stopped = gap_s - self._timeouts.heartbeat_s, gap_s > self._timeouts.detect_s
+        if was_stopped:
             self._back_at = now
-        late_s = gap_s - self._timeouts.heartbeat_s
-        if self._waits and gap_s > self._timeouts.detect_s and not self._pardoned:
+        if not self._waits or late_s <= 0:
+            return
+        if was_stopped and not self._pardoned:
             # All processes may have been stopped, and none can have answered yet; once for each question.
             self._pardoned = True
             self.last_answer_by = max(self.last_answer_by, now + self._timeouts.answer_s)
-        if self._waits and late_s > 0:
-            forgiven_s = gap_s if gap_s > self._timeouts.detect_s else late_s
-            self.answer_by = min(self.answer_by + forgiven_s, self.last_answer_by)
+        self.answer_by = min(self.answer_by + (gap_s if was_stopped else late_s), self.last_answer_by)
 
     def has_run_for_s(self, now: float) -> float:
         """For how many seconds the coordinator has run without a pause."""

@@ -109,7 +109,6 @@ class Coordinator:
             case Connected(server):
                 # The server repeats the suspicions that it still has.
                 self._findings.forget(lambda each: each.observer == server)
-                self._findings.forget_doubts(lambda key: key[0] == server)
                 self._agreement.settle_if_steady()
                 self._early[server] = []
                 return [Post(server, msg.Who(self.term)), *self._agreement.missed_by(server)]
@@ -311,9 +310,9 @@ class Coordinator:
             case msg.Interrupted():
                 return self._interrupted(message, now) if server in self.members else []
             case msg.Withdraw(observer, peer, level):
-                key = observer, peer, level
-                self._findings.forget(lambda each: (each.observer, each.peer, each.level) == key)
-                self._findings.forget_doubts(lambda doubted: doubted == key)
+                self._findings.forget(
+                    lambda each: (each.observer, each.peer, each.level) == (observer, peer, level)
+                )
                 self._agreement.settle_if_steady()
                 return []
             case msg.Healthy(observer, peer, level):

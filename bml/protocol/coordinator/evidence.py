@@ -31,8 +31,8 @@ class Findings:
         self.since_s = now
         self.act_at: float | None = None
         self._suspicions: dict[Pair, Suspicion] = {}
-        self._doubted: set[Pair] = set()
-        self._doubted_before: set[Pair] = set()
+        self._doubted: dict[Pair, Suspicion] = {}
+        self._doubted_before: Container[Pair] = ()
         self._noted_at: dict[Pair, float] = {}
         self._timeouts = timeouts
         self._silent_s = 0.0
@@ -68,10 +68,7 @@ class Findings:
 
     def suspect(self, message: msg.Suspect) -> None:
         """A server suspects."""
-        observer, peer, level = message.observer, message.peer, message.level
-        self._suspicions[observer, peer, level] = Suspicion(
-            observer, peer, level, message.kind, message.silent_s, message.why
-        )
+        self._suspicions[_pair(message)] = _of(message)
 
     def doubt(self, message: msg.Suspect, now: float) -> bool:
         """A suspicion may be older than what its observer should have heard; returns whether it is doubted.
@@ -79,18 +76,17 @@ class Findings:
         It is not diagnosed then, and the next view makes connections anew. One that was doubted in the view
         before is believed, lest a coordinator that is always a little late never is told of a failure.
         """
-        key = message.observer, message.peer, message.level
+        key = _pair(message)
         if message.kind == "own-nic" or key in self._doubted_before:
             return False
-        self._doubted.add(key)
+        self._doubted[key] = _of(message)
         self.stale.add(message.observer)
         self.note(now, self._timeouts.silence_window_s, message.silent_s)
         return True
 
     def note_suspicion(self, message: msg.Suspect, now: float) -> None:
         """The suspicion is news; those of other observers are awaited."""
-        key = message.observer, message.peer, message.level
-        self._noted_at[key] = now if message.kind == "silence" else -inf
+        self._noted_at[_pair(message)] = now if message.kind == "silence" else -inf
         # Silence is not noticed by all servers at the same time, nor a stall by both ends.
         windows_s = {"silence": self._timeouts.silence_window_s, "stall": self._timeouts.stall_window_s}
         window_s = windows_s.get(message.kind, self._timeouts.proof_window_s)
@@ -116,13 +112,10 @@ class Findings:
         """Forget deaths of servers outside the view."""
         self.dead = {server: why for server, why in self.dead.items() if server in members}
 
-    def forget_doubts(self, past: Callable[[Pair], bool]) -> None:
-        """Drop doubted suspicions."""
-        self._doubted = {key for key in self._doubted if not past(key)}
-
     def forget(self, past: Callable[[Suspicion], bool]) -> None:
-        """Drop suspicions."""
+        """Drop suspicions, doubted ones too."""
         self._suspicions = {key: each for key, each in self._suspicions.items() if not past(each)}
+        self._doubted = {key: each for key, each in self._doubted.items() if not past(each)}
 
     def answered(self, view: msg.View, fabric: Fabric) -> None:
         """A view is in force on this damaged fabric: keep the evidence that it does not explain.
@@ -130,7 +123,7 @@ class Findings:
         What stood still may move in it, as other bytes go other ways. If not, its sender says so again.
         """
         self.trusted.clear()  # servers listen anew in every view
-        self._doubted_before, self._doubted = self._doubted, set()
+        self._doubted_before, self._doubted = self._doubted, {}
         self.healed = frozenset()
         self.forget_deaths(view.members)
         self.forget(lambda each: each.kind == "stall" or not counts_as_alive(fabric, each))
@@ -145,3 +138,11 @@ class Findings:
         """Without any evidence left there is nothing to act on."""
         if not self.dead and not self._suspicions and not self.stale:
             self.fresh, self.act_at = False, None
+
+
+def _pair(message: msg.Suspect) -> Pair:
+    return message.observer, message.peer, message.level
+
+
+def _of(message: msg.Suspect) -> Suspicion:
+    return Suspicion(*_pair(message), message.kind, message.silent_s, message.why)
