@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bml.topology.errors import UsageError
 from bml.topology.fabric import Fabric
 from bml.topology.limits import MAX_SERVERS
-from bml.topology.wiring import Hop, InnerLink
+from bml.topology.wiring import Hop, InnerLink, server_of
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,7 @@ class BigSwitch:
 
     def server_at(self, address: tuple[int, ...]) -> int:
         """Server of this port. Raises UsageError if there is none."""
-        if len(address) != 1 or not 0 <= address[0] < self.n_servers:
-            raise UsageError(
-                f"{address} is no address of {self.name}: it takes 1 number to {self.n_servers - 1}"
-            )
-        return address[0]
+        return server_of(address, self.n_servers, self.name)
 
     def group(self, server: int, level: int) -> int:
         """The one switch."""

@@ -24,7 +24,7 @@ import networkx as nx
 
 from bml.topology.errors import UsageError
 from bml.topology.fabric import Fabric, Link, Rates
-from bml.topology.wiring import Hop, InnerLink
+from bml.topology.wiring import Hop, InnerLink, server_of
 
 MOST_SERVERS, MOST_SWITCHES, MOST_LEVELS = 4096, 4096, 64
 
@@ -93,11 +93,7 @@ class Graph:
 
     def server_at(self, address: tuple[int, ...]) -> int:
         """Server of this id. Raises UsageError if there is none."""
-        if len(address) != 1 or not 0 <= address[0] < self.n_servers:
-            raise UsageError(
-                f"{address} is no address of this graph: it takes 1 number to {self.n_servers - 1}"
-            )
-        return address[0]
+        return server_of(address, self.n_servers, self.name)
 
     def group(self, server: int, level: int) -> int:
         """Switch of the level at this server, -1 if it has none."""
@@ -192,7 +188,7 @@ def of_switches(switches: Iterable[Ends]) -> Fabric:
     checked = [_checked(switch) for switch in switches]
     if not checked:
         raise UsageError("a graph needs servers, and switches or cables that join them")
-    _check_size(len(checked), checked)
+    _check_size(checked)
     n_nics = Counter(server for switch in checked for server, _ in switch)
     server, most = n_nics.most_common(1)[0]
     if most > MOST_LEVELS:
@@ -219,8 +215,9 @@ def _checked(switch: Ends) -> Ends:
     return sorted(switch)
 
 
-def _check_size(n_switches: int, switches: Iterable[Ends]) -> None:
+def _check_size(switches: Sequence[Ends]) -> None:
     n_servers = 1 + max(server for switch in switches for server, _ in switch)
+    n_switches = len(switches)
     if n_switches > MOST_SWITCHES or n_servers > MOST_SERVERS:
         raise UsageError(
             f"a graph of {n_servers} servers and {n_switches} switches and cables is too large: "
@@ -247,7 +244,7 @@ def _colours(switches: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _built(sections: Sequence[Sequence[Ends]]) -> Fabric:
-    _check_size(sum(map(len, sections)), [switch for section in sections for switch in section])
+    _check_size([switch for section in sections for switch in section])
     if len(sections) > MOST_LEVELS:
         raise UsageError(f"a graph of {len(sections)} levels is too large: {MOST_LEVELS} are the most")
     for level, section in enumerate(sections):

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Protocol, TypeAlias
 
+from bml.topology.errors import UsageError
+
 Hop: TypeAlias = tuple[int, int, int]
 """(from server, level, to server): one way over one switch."""
 InnerNode: TypeAlias = tuple[int, int]
 """(layer, number) of a switch inside a network that servers see as one switch; layer 0 is next to them."""
 InnerLink: TypeAlias = tuple[InnerNode, InnerNode]
 """One direction of a cable between two inner switches."""
+
+
+def server_of(address: tuple[int, ...], n_servers: int, name: str) -> int:
+    """Return the server whose address is its id alone. Raises UsageError if there is none."""
+    if len(address) != 1 or not 0 <= address[0] < n_servers:
+        raise UsageError(f"{address} is no address of {name}: it takes 1 number to {n_servers - 1}")
+    return address[0]
 
 
 class Wiring(Protocol):

@@ -84,9 +84,9 @@ class Layout:
             raise UsageError(
                 f"{self.fabric.name} has {self.fabric.n_servers} servers, {MAX_SERVERS} can be emulated"
             )
-        if isinstance(self.fabric.wiring, Graph) and self.fabric.rates:
-            raise UsageError(f"{self.fabric.name} has NICs of other rates, which cannot be emulated")
-        if self.fabric.failures or self.fabric.rates:
+        if self.fabric.rates:
+            raise UsageError(f"{self.fabric} cannot be emulated: all NICs have one rate there")
+        if self.fabric.failures:
             raise UsageError(f"{self.fabric} is damaged: bring up the healthy one and break it then")
 
     @property

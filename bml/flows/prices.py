@@ -82,7 +82,7 @@ def parts_of(fabric: Fabric) -> Parts:
         case Torus():
             return Parts(nics, 0, nics // 2)
         case Graph():
-            at_switches = sum(n for n in _ends_of(Fabric(wiring)) if n > 2)
+            at_switches = sum(len(switch) for level in wiring.sections for switch in level if len(switch) > 2)
             return Parts(nics, at_switches, at_switches + (nics - at_switches) // 2)
         case FatTree(switch_ports):
             half = switch_ports // 2
@@ -90,12 +90,6 @@ def parts_of(fabric: Fabric) -> Parts:
             return Parts(nics, nics + 2 * inner, nics + inner)
         case _:
             return Parts(nics, nics, nics)
-
-
-def _ends_of(fabric: Fabric) -> Iterator[int]:
-    """How many servers each switch or cable joins."""
-    for level, group in fabric.switches:
-        yield len(fabric.members(level, group))
 
 
 def equal_in_size(fabric: Fabric) -> Iterator[Fabric]:

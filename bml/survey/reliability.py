@@ -11,14 +11,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from fractions import Fraction
 from math import comb
-from operator import itemgetter
 from typing import TypeAlias
 
 from bml.survey.sets import parts_of
 from bml.survey.survey import Survey
-from bml.topology import Fabric, Failure, LinkFailure, ServerFailure, UsageError
+from bml.topology import Failure, LinkFailure, ServerFailure, UsageError
 
 KINDS = ("server", "link", "switch")
 _HOURS = {"min": 1 / 60, "h": 1.0, "d": 24.0, "y": 8766.0}
@@ -87,8 +86,10 @@ def expected(surveyed: Survey, dead_share: Mapping[str, float]) -> Expected:
     """Weigh what the survey saw with the shares of time for which parts of each kind are dead."""
     n_parts = Counter(map(_kind, parts_of(surveyed.fabric)))
     seen: dict[_Mix, list[tuple[int, float, bool]]] = defaultdict(list)
-    rates = (sum(surveyed.fabric.rate(*nic) for nic in nics) for nics in _nics_of(surveyed.fabric))
-    most = float(max(rates, default=0))
+    rates: dict[int, Fraction] = defaultdict(Fraction)
+    for server, level in surveyed.fabric.links:
+        rates[server] += surveyed.fabric.rate(server, level)
+    most = float(max(rates.values(), default=0))
     for row in surveyed.rows:
         for case in row.cases:
             gst = case.cost.gst
@@ -108,12 +109,6 @@ def expected(surveyed: Survey, dead_share: Mapping[str, float]) -> Expected:
     unknown = max(0.0, 1.0 - known)
     healthy = surveyed.rows[0].cases[0].cost.gst
     return Expected(low, low + unknown * most, 1 / float(healthy) if healthy else 0.0, connected, unknown)
-
-
-def _nics_of(fabric: Fabric) -> Iterable[list[tuple[int, int]]]:
-    """The NICs that have a cable, by server."""
-    for _, nics in groupby(sorted(fabric.links), key=itemgetter(0)):
-        yield list(nics)
 
 
 def _mix(failures: Iterable[Failure]) -> _Mix:

@@ -12,7 +12,7 @@ from bml.cli.output import current
 from bml.cli.plan import parse_bytes
 from bml.cli.printed import check_writable
 from bml.cli.sim.asked import Asked
-from bml.cli.sim.options import check_numba, damaged, network_options, parse_rate, read_slice
+from bml.cli.sim.options import check_numba, damaged, network_options, parse_rate, read_size
 from bml.cli.sim.train import train
 from bml.cluster.spec.constants import load_constants
 from bml.topology import UsageError
@@ -107,7 +107,7 @@ def sim(
         rate_bit=parse_rate(rate),
         goodput=goodput,
         delay_s=known.alpha_s if delay_s is None else delay_s,
-        slice_nbytes=read_slice(slice_size),
+        slice_nbytes=read_size("slice", slice_size),
         seeds=seeds,
         constants=known,
     )

@@ -61,11 +61,11 @@ def damaged(fabric: str, link_rate: tuple[str, ...], failures: Iterable[str]) ->
     return without_inner(broken, inner)
 
 
-def read_slice(text: str | None) -> int | None:
-    """Read the size of slices. Raises UsageError for a text that is no size, and for 0."""
+def read_size(option: str, text: str | None) -> int | None:
+    """Read the size of a slice or a bucket. Raises UsageError for a text that is no size, and for 0."""
     nbytes = None if text is None else parse_bytes(text)
     if nbytes == 0:
-        raise UsageError(f"--slice {text}: a slice has at least 1 byte")
+        raise UsageError(f"--{option} {text}: a {option} has at least 1 byte")
     return nbytes
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from bml.cli.output import current
-from bml.cli.plan import parse_bytes
-from bml.cli.sim.options import check_numba, damaged, network_options, parse_rate, read_slice
+from bml.cli.sim.options import check_numba, damaged, network_options, parse_rate, read_size
 from bml.cli.values import FiniteRange
 from bml.cluster.spec.constants import load_constants
 from bml.flows.training.iterations import Overlap
@@ -136,8 +135,9 @@ def train(
     rate_bit = parse_rate(rate)
     hop_s = known.alpha_s if delay_s is None else delay_s
     parts = _parts(fabric, link_rate, fail)
+    layers, bucket_nbytes = _layers(model, compute_s), read_size("bucket", bucket)
     training = Training(
-        layers=_in_buckets(_layers(model, compute_s), bucket),
+        layers=layers if bucket_nbytes is None else bucketed(layers, bucket_nbytes),
         iterations=iterations,
         parts=parts,
         overlap=Overlap(overlap),
@@ -147,7 +147,7 @@ def train(
         view_s=view_s,
     )
     training.check()
-    network = Network(algorithm, rate_bit / 8 * goodput, hop_s, read_slice(slice_size), known)
+    network = Network(algorithm, rate_bit / 8 * goodput, hop_s, read_size("slice", slice_size), known)
     asked = Asked(model, training, network, rate_bit, goodput)
     if comparing:
         tables = compared(asked)
@@ -179,14 +179,6 @@ def _layers(model: str, compute_s: float | None) -> list[Layer]:
     if not known_s:
         raise UsageError(f"--compute-s cannot be spread over {model}: no layer computes for any time")
     return scaled(layers, compute_s / known_s)
-
-
-def _in_buckets(layers: list[Layer], text: str | None) -> list[Layer]:
-    """Join layers by the size of a bucket. Raises UsageError for a text that is no size, and for 0."""
-    nbytes = None if text is None else parse_bytes(text)
-    if nbytes == 0:
-        raise UsageError(f"--bucket {text}: a bucket has at least 1 byte")
-    return layers if nbytes is None else bucketed(layers, nbytes)
 
 
 def _parts(fabric: str, link_rate: tuple[str, ...], fail: tuple[str, ...]) -> list[Part]:

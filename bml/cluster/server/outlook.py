@@ -172,14 +172,14 @@ class Outlook:
     def _own(self) -> list[Warning]:
         """The warnings of parts of this server that are in use and could be taken out."""
         me, view = self._shell.core.server, self._shell.core.view
-        failures = () if view is None else view.failures
+        if view is None:
+            return []
         return [
             each
             for each in self._recent
             if each.server == me
             and each.kind not in _USED_ON
-            and view is not None
-            and (each.level is None or str(LinkFailure(me, each.level)) not in failures)
+            and (each.level is None or str(LinkFailure(me, each.level)) not in view.failures)
         ]
 
     def _is_last(self, level: int | None) -> bool:

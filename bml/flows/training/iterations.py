@@ -42,6 +42,12 @@ class Steps(Protocol):
         ...
 
 
+def in_steps(nbytes: int, steps: Steps, overlap: Overlap) -> tuple[int, int]:
+    """In how many steps a gradient of so many bytes is sent, and the bytes of each."""
+    n_steps = max(1, round(nbytes / steps.piece_nbytes)) if overlap is Overlap.forward else 1
+    return n_steps, round(nbytes / n_steps)
+
+
 @dataclass
 class _Gradient:
     """A gradient that has steps to be sent: `n_left` of `nbytes` each; backward had it at `ready_s`."""
@@ -106,9 +112,7 @@ class Iterations:
         """Backward has the gradient of a layer."""
         self._done_s.pop(number, None)
         if nbytes:
-            pieces = self._overlap is Overlap.forward
-            n_pieces = max(1, round(nbytes / steps.piece_nbytes)) if pieces else 1
-            self._left.append(_Gradient(number, now, n_pieces, round(nbytes / n_pieces)))
+            self._left.append(_Gradient(number, now, *in_steps(nbytes, steps, self._overlap)))
 
     def _send_until(self, steps: Steps, until_s: float) -> None:
         while self._send(steps, until_s):

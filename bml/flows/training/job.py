@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bml.flows.training.iterations import Iterations, Overlap
+from bml.flows.training.iterations import Iterations, Overlap, in_steps
 from bml.flows.training.layers import Layer, computed_s, scaled
 from bml.flows.training.training import Training
 from bml.flows.training.wires import Network, Wires
@@ -89,8 +89,8 @@ def communication_s(layers: Sequence[Layer], wires: Wires, overlap: Overlap) -> 
     """Seconds that the wires take for all gradients, one step after the other."""
     found = 0.0
     for nbytes in (layer.nbytes for layer in layers if layer.nbytes):
-        n_pieces = max(1, round(nbytes / wires.piece_nbytes)) if overlap is Overlap.forward else 1
-        found += n_pieces * wires.seconds(round(nbytes / n_pieces))
+        n_steps, each_nbytes = in_steps(nbytes, wires, overlap)
+        found += n_steps * wires.seconds(each_nbytes)
     return found
 
 

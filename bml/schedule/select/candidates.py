@@ -139,15 +139,18 @@ def usual_algorithm(fabric: Fabric, patient: bool = True) -> tuple[str, str]:
     `patient`: see `Candidates`.
     """
     is_graph = isinstance(fabric.wiring, Graph)
-    if fabric.failures or fabric.rates or is_graph:
-        state = "the fabric is damaged" if fabric.failures else "links differ in rate"
-        if is_graph and not (fabric.failures or fabric.rates):
-            state = "the fabric is a graph"
-        at_once = fabric.n_servers <= MOST_SERVERS * (1 if fabric.failures else _SOONER)
-        if fits(fabric) and (patient or at_once or not (fabric.failures or is_graph)):
-            return "packed", f"{state}: spanning trees packed into what is left load all NICs alike"
-        return "detour", f"{state}, and too large to be packed: detours round the damage"
-    return "bml", "the fabric is healthy: all levels work at once"
+    most = MOST_SERVERS if fabric.failures else _SOONER * MOST_SERVERS if is_graph else inf
+    if fabric.failures:
+        state = "the fabric is damaged"
+    elif fabric.rates:
+        state = "links differ in rate"
+    elif is_graph:
+        state = "the fabric is a graph"
+    else:
+        return "bml", "the fabric is healthy: all levels work at once"
+    if fits(fabric) and (patient or fabric.n_servers <= most):
+        return "packed", f"{state}: spanning trees packed into what is left load all NICs alike"
+    return "detour", f"{state}, and too large to be packed: detours round the damage"
 
 
 def _counted_least(fabric: Fabric, usual: str) -> dict[str, _Least]:
