@@ -449,3 +449,33 @@ def test_the_check_finds_what_is_too_large() -> None:
     assert not too_large(
         "made_up", f"class A:\n    def __init__(self, {', '.join('abcdefgh')}):\n        pass\n"
     )
+
+
+def described_late(module: str, tree: ast.AST) -> list[str]:
+    """Types that msgspec looks into when they are first decoded, and not at the import.
+
+    It keeps what it found with the type before that is whole, so a second thread that decodes the first value
+    of a type at the same time ends the process by SIGSEGV (msgspec 0.22).
+    """
+    found = []
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call):
+                    named = {each.arg for each in node.keywords}
+                    name = dotted(node.func)
+                    if name.endswith(".Decoder") or (name.endswith("decode") and "type" in named):
+                        found.append(f"{module}:{node.lineno} make a Decoder of the module")
+    return found
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_what_is_decoded_is_described_at_the_import(module: str) -> None:
+    assert not described_late(module, tree_of(module))
+
+
+def test_the_check_finds_types_that_are_described_late() -> None:
+    assert described_late("made_up", ast.parse("def f(b):\n    return msgspec.json.decode(b, type=T)"))
+    assert described_late("made_up", ast.parse("def f(b):\n    return msgspec.json.Decoder(T).decode(b)"))
+    assert not described_late("made_up", ast.parse("_decode = msgspec.json.Decoder(T).decode"))
+    assert not described_late("made_up", ast.parse("def f(b):\n    return msgspec.json.decode(b)"))

@@ -31,6 +31,9 @@ class Handle(NamedTuple):
         return _KIND + msgspec.json.encode(self).decode()
 
 
+_decode_fields = msgspec.json.Decoder(Handle).decode
+
+
 class Place(NamedTuple):
     """The place of a process in a group: its rank, the number of ranks, and the handle of rank 0.
 
@@ -103,7 +106,7 @@ def check_nics(environ: Mapping[str, str]) -> None:
 def _decode(text: str) -> Handle:
     try:
         if text.startswith(_KIND):
-            return msgspec.json.decode(text.removeprefix(_KIND), type=Handle)
+            return _decode_fields(text.removeprefix(_KIND))
     except (AttributeError, msgspec.DecodeError):
         pass
     raise UsageError(f"{text!r} is no handle of backend bml: give what _get_reconfigure_handle returned")

@@ -79,6 +79,9 @@ class _Dump(msgspec.Struct):
     chain: bytes
 
 
+_decode = msgspec.msgpack.Decoder(_Dump).decode
+
+
 class Ledger:
     """Counts the uses of `n_samples` samples in committed steps, with a few numpy operations per commit."""
 
@@ -149,7 +152,7 @@ class Ledger:
     @classmethod
     def load(cls, dumped: bytes) -> "Ledger":
         """Make a ledger of the bytes of `dump`. Raises msgspec.MsgspecError for other bytes."""
-        dump = msgspec.msgpack.decode(dumped, type=_Dump)
+        dump = _decode(dumped)
         ledger = cls(dump.n_samples)
         ledger._closed, ledger._chain = dump.closed, dump.chain
         ledger._last_step, ledger._last_batch, ledger._steps = dump.last

@@ -71,6 +71,9 @@ class _Dump(msgspec.Struct):
     end: str
 
 
+_decode = msgspec.msgpack.Decoder(list[_Dump]).decode
+
+
 class Ledgers:
     """One account per loop, in the order in which the loops began."""
 
@@ -132,7 +135,7 @@ class Ledgers:
         A loop around the one that takes the state may have a batch that is not committed yet.
         """
         before, self._accounts = self._accounts, {}
-        for dump in msgspec.msgpack.decode(dumped, type=list[_Dump]):
+        for dump in _decode(dumped):
             account = before.get(dump.loop, _Account(dump.plan, Ledger(dump.plan.n_samples)))
             account.ledger.become(Ledger.load(dump.ledger))
             self._accounts[dump.loop] = _Account(dump.plan, account.ledger, dump.end)

@@ -52,6 +52,10 @@ class Manifest(msgspec.Struct):
     """The plans of loops that were over (`bml.train.position.Position.over`)."""
 
 
+decode_manifest = msgspec.msgpack.Decoder(Manifest).decode
+"""Decode the bytes of a manifest alone. Raises msgspec.MsgspecError for other bytes."""
+
+
 class Snapshot:
     """The manifest and the arrays as one sequence of bytes, without a copy: read it before they change."""
 
@@ -124,7 +128,7 @@ def _why(error: Exception) -> str:
 
 def manifest_of(data: memoryview) -> Manifest:
     """Return the manifest of a snapshot."""
-    return msgspec.msgpack.decode(data[_LENGTH_NBYTES : _end_of_manifest(data)], type=Manifest)
+    return decode_manifest(data[_LENGTH_NBYTES : _end_of_manifest(data)])
 
 
 def arrays_of(data: memoryview, manifest: Manifest) -> Iterator[Array]:

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -92,3 +95,24 @@ def test_servers_with_empty_shares_are_fine() -> None:
     ledger = Ledger(2)
     enter(ledger, BatchPlan(2, 2, 1).batch(0), list(range(9)), list(range(1, 9)), recomputed=True)
     assert ledger.summary()["complete"]
+
+
+def test_threads_that_load_their_first_ledgers_at_once_do_not_end_the_process() -> None:
+    program = """
+import sys
+from threading import Barrier, Thread
+from bml.train.ledger import Ledger
+sys.setswitchinterval(1e-6)
+dumped, begin = Ledger(100).dump(), Barrier(8)
+def load():
+    begin.wait()
+    assert Ledger.load(dumped).dump() == dumped
+threads = [Thread(target=load) for _ in range(8)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+"""
+    for _ in range(3):
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert (ended.returncode, ended.stderr) == (0, "")

@@ -23,6 +23,9 @@ from bml.errors import StartError
 _JOB = "bml/job"
 _JOINED = "bml/joined"
 
+_decode_host = msgspec.json.Decoder(Host).decode
+_decode_job = msgspec.json.Decoder(JobSpec).decode
+
 
 class Store(Protocol):
     """A key-value store that all ranks reach, such as those of torch.distributed.
@@ -76,7 +79,7 @@ class Entries:
     def hosts(self) -> list[Host]:
         """Wait for the machines of all ranks."""
         keys = list(map(_host, range(self._size)))
-        return [msgspec.json.decode(value, type=Host) for value in self._all(keys, "did not appear")]
+        return [_decode_host(value) for value in self._all(keys, "did not appear")]
 
     @property
     def has_job(self) -> bool:
@@ -93,7 +96,7 @@ class Entries:
             absent = self._without(map(_host, range(self._size)))
             why = _names(absent, "did not appear") if absent else "rank 0 did not say what the job is"
             raise StartError(f"the group cannot be formed: {why}")
-        return msgspec.json.decode(self._store.get(_JOB), type=JobSpec)
+        return _decode_job(self._store.get(_JOB))
 
     def has_contact(self, rank: int) -> bool:
         """Whether a rank was there before: a process that has its number now joins."""

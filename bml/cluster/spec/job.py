@@ -231,7 +231,7 @@ class Contact:
     def decode(cls, text: str) -> Contact:
         """Decode the text of `encode`. Raises MessageError for other texts."""
         try:
-            contact = msgspec.json.decode(text, type=cls)
+            contact = _decode_contact(text)
             for host, port in (contact.control, *contact.nics):
                 ip_address(host)
                 if not 0 < port < 1 << 16:
@@ -240,6 +240,8 @@ class Contact:
             raise MessageError(f"{text!r:.80} does not say where a server is: {error}") from None
         return contact
 
+
+_decode_contact = msgspec.json.Decoder(Contact).decode
 
 Contacts = Mapping[int, Contact]
 

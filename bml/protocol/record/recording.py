@@ -56,6 +56,10 @@ class _File(Struct, frozen=True):
     parts: list[bytes]
 
 
+_decode_part = msgspec.msgpack.Decoder(_Part).decode
+_decode_file = msgspec.msgpack.Decoder(_File).decode
+
+
 class ServerRecording(Struct, frozen=True):
     """The recording of one server, and the `state` at its end.
 
@@ -122,7 +126,7 @@ def unpack(data: bytes) -> Recording:
     if len(body) > length or hashlib.sha256(body).digest() != expected:
         raise RecordingError("the recording is damaged: its check sum is wrong")
     try:
-        file = msgspec.msgpack.decode(body, type=_File)
+        file = _decode_file(body)
         parts = sorted((_unpack_part(part) for part in file.parts), key=lambda part: part.who)
     except (msgspec.MsgspecError, struct.error, zlib.error, ValueError, RecursionError) as error:
         raise RecordingError(f"the recording is damaged: {error}") from None
@@ -137,6 +141,6 @@ def _unpack_part(part: bytes) -> ServerRecording:
     raw = unpacking.decompress(part[_PART.size :], length + 1)
     if len(raw) != length or not unpacking.eof:
         raise RecordingError(f"the recording is damaged: {len(raw)} of {length} bytes of a server's part")
-    read = msgspec.msgpack.decode(raw, type=_Part)
+    read = _decode_part(raw)
     segments = tuple(Segment(each.number, each.state, read_log(each.log)) for each in read.segments)
     return ServerRecording(read.setup, read.why, read.taken_at_s, segments, read.state)

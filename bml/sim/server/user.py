@@ -40,6 +40,9 @@ class _State(msgspec.Struct):
     ledger: bytes
 
 
+_decode = msgspec.msgpack.Decoder(_State).decode
+
+
 class User:
     """The training thread of `server`; its events reach the core by `handle`.
 
@@ -254,7 +257,7 @@ class User:
         self.behind = self._idle = False
         verify(memoryview(self.state_bytes), digests)
         self._world.promises.given(self._server, step, bytes(self.state_bytes))
-        state = msgspec.msgpack.decode(self.state_bytes, type=_State)
+        state = _decode(self.state_bytes)
         self._params = np.frombuffer(state.params).copy()
         self._base, self.ledger = state.base, Ledger.load(state.ledger)
         self._world.point("state", f"server {self._server} has the state after step {step}", self._server)

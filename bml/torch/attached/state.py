@@ -43,7 +43,10 @@ class Layout(msgspec.Struct):
     @classmethod
     def load(cls, dumped: bytes) -> Layout:
         """Read the bytes of `dump`. Raises msgspec.MsgspecError for other bytes."""
-        return msgspec.msgpack.decode(dumped, type=cls)
+        return _decode(dumped)
+
+
+_decode = msgspec.msgpack.Decoder(Layout).decode
 
 
 class TrainingState:

@@ -18,7 +18,7 @@ from bml.train.keeping.parts import Key, by_key
 from bml.train.keeping.resuming import newest_whole, read
 from bml.train.keeping.stores import files_of, folder_of
 from bml.train.keeping.writer import Writer
-from bml.train.snapshot import Manifest, Snapshot, arrays_of, manifest_of
+from bml.train.snapshot import Manifest, Snapshot, arrays_of, decode_manifest, manifest_of
 
 _OURS = ("manifest", "steps", "job")
 
@@ -85,7 +85,7 @@ def import_checkpoint(folder: str | os.PathLike[str], target: str | os.PathLike[
 
 
 def _what_was_exported(ours: dict[str, Any]) -> tuple[Manifest, Key]:
-    manifest = msgspec.msgpack.decode(ours["kept.manifest"], type=Manifest)
+    manifest = decode_manifest(ours["kept.manifest"])
     return manifest, msgspec.convert((ours["kept.steps"], ours["kept.job"], 1), Key)
 
 

@@ -57,6 +57,9 @@ class _Dump(msgspec.Struct):
     ledger: bytes
 
 
+_decode = msgspec.msgpack.Decoder(_Dump).decode
+
+
 class PassLedger:
     """Which places were used in each pass over a loader; alike on all ranks."""
 
@@ -143,7 +146,7 @@ class PassLedger:
     @classmethod
     def load(cls, dumped: bytes) -> PassLedger:
         """The ledger that `dump` was called on. Raises msgspec.MsgspecError for other bytes."""
-        found, made = msgspec.msgpack.decode(dumped, type=_Dump), cls()
+        found, made = _decode(dumped), cls()
         made._steps, made._closed, made._chain = found.steps, found.closed, found.chain
         if found.plan is not None:
             made._plan, made._ledger = LoaderPlan(*found.plan), Ledger.load(found.ledger)

@@ -17,6 +17,7 @@ FIRST = 4
 
 _Key = tuple[int, int]
 """The size of the data set and of the global batch: loops that have both alike are taken for one."""
+_decode = msgspec.msgpack.Decoder(tuple[_Key | None, list[tuple[_Key, Balance]]]).decode
 
 
 class Balancer:
@@ -47,8 +48,7 @@ class Balancer:
 
     def load(self, dumped: bytes) -> None:
         """Take over the bytes of `dump`. Raises msgspec.MsgspecError for other bytes."""
-        form = tuple[_Key | None, list[tuple[_Key, Balance]]]
-        self._last, found = msgspec.msgpack.decode(dumped, type=form)
+        self._last, found = _decode(dumped)
         self._of = dict(found)
 
     def _begin(self, key: _Key) -> None:

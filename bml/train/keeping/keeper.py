@@ -42,6 +42,9 @@ class _Dump(msgspec.Struct, array_like=True):
     dropped: list[Key]
 
 
+_decode = msgspec.msgpack.Decoder(_Dump).decode
+
+
 def check_number(name: str, number: object) -> None:
     """Raise UsageError unless this is a whole number of steps or checkpoints."""
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST:
@@ -131,7 +134,7 @@ class Keeper:
 
     def load(self, dumped: bytes) -> None:
         """Take over the bytes of `dump`. Raises msgspec.MsgspecError for other bytes."""
-        known = msgspec.msgpack.decode(dumped, type=_Dump)
+        known = _decode(dumped)
         self._next_at, self._begun, self._n_asked = known.next_at, known.begun, known.n_asked
         self._writers, self.writer.base = known.writers, known.base
         self.writer.whole, self.writer.dropped = known.whole, known.dropped

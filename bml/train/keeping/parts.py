@@ -75,6 +75,9 @@ class Header(msgspec.Struct, frozen=True):
         return span(self.nbytes, self.part, self.n_parts)
 
 
+_decode = msgspec.msgpack.Decoder(Header).decode
+
+
 def digest(*pieces: bytes | memoryview) -> bytes:
     """The blake2b of bytes."""
     found = hashlib.blake2b(digest_size=_DIGEST_NBYTES)
@@ -133,7 +136,7 @@ def _header(data: memoryview) -> tuple[Header, int]:
     if digest(data[:end]) != bytes(data[end : end + _DIGEST_NBYTES]):
         raise Damaged("its header was changed")
     try:
-        return msgspec.msgpack.decode(data[begin:end], type=Header), end + _DIGEST_NBYTES
+        return _decode(data[begin:end]), end + _DIGEST_NBYTES
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Damaged(f"its header is of another version: {error}") from None
 
