@@ -251,9 +251,8 @@ def purity_faults(module: str, tree: ast.AST) -> list[str]:
     return found + [f"{module}:{line} calls {call} without a seed" for line, call in unseeded(tree)]
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_imports_point_to_rooms_before(module: str) -> None:
-    assert not import_faults(module, tree_of(module))
+def test_imports_point_to_rooms_before() -> None:
+    assert not [each for module, tree in trees() for each in import_faults(module, tree)]
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -352,12 +351,9 @@ def test_circles_are_found() -> None:
     assert circles(arrows) == {frozenset("bc"), frozenset("e")}
 
 
-# A pure module may import pure modules of ours only, so purity of each is purity of all it reaches.
-@pytest.mark.parametrize(
-    "module", [name for name in SOURCES if within(name, PURE) and not within(name, SHELLS)]
-)
-def test_pure_modules_stay_pure(module: str) -> None:
-    assert not purity_faults(module, tree_of(module))
+def test_pure_modules_stay_pure() -> None:
+    pure = [name for name in SOURCES if within(name, PURE) and not within(name, SHELLS)]
+    assert not [each for module in pure for each in purity_faults(module, tree_of(module))]
 
 
 def test_every_room_and_every_pure_package_exists() -> None:
@@ -435,9 +431,8 @@ def too_large(module: str, text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_modules_functions_and_constructors_are_small(module: str) -> None:
-    assert not too_large(module, SOURCES[module].read_text())
+def test_modules_functions_and_constructors_are_small() -> None:
+    assert not [each for module, path in SOURCES.items() for each in too_large(module, path.read_text())]
 
 
 def test_the_check_finds_what_is_too_large() -> None:
@@ -469,9 +464,8 @@ def described_late(module: str, tree: ast.AST) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_what_is_decoded_is_described_at_the_import(module: str) -> None:
-    assert not described_late(module, tree_of(module))
+def test_what_is_decoded_is_described_at_the_import() -> None:
+    assert not [each for module, tree in trees() for each in described_late(module, tree)]
 
 
 def test_the_check_finds_types_that_are_described_late() -> None:
