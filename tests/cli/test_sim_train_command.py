@@ -121,6 +121,10 @@ def test_comparison():
         (["bcube:3x2", "--model", "lenet", "--fail", "server:4@x"], "does not say when"),
         (["bcube:3x2", "--model", "lenet", "--fail", "server:4@0"], "write server:4, dead from the start"),
         (["bcube:3x2", "--model", "lenet", "--fail", "server:4@1000"], "never strikes"),
+        (
+            ["bcube:3x2", "--model", "lenet", "--fail", "server:4@5", "--fail", "server:4@9"],
+            "has failed before",
+        ),
         (["bcube:3x2", "--model", "lenet", "--fail", "server:9@5"], "server"),
         (["switch:2", "--model", "lenet", "--fail", "server:1@5"], "leaves 1 of 2 servers"),
         (["bcube:3x2", "--model", "lenet", "--slow-server", "4"], "'4' is no slow server"),

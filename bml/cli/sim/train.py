@@ -185,7 +185,7 @@ def _parts(fabric: str, link_rate: tuple[str, ...], fail: tuple[str, ...]) -> li
     """Return the parts of the run, from failures such as `server:4` and `server:4@500`.
 
     Raises:
-        UsageError: a text is something else, or the fabric has no such part.
+        UsageError: a text is something else, a part fails twice, or the fabric has no such part.
     """
     struck: dict[int, list[str]] = {0: []}
     for text in fail:
@@ -197,6 +197,8 @@ def _parts(fabric: str, link_rate: tuple[str, ...], fail: tuple[str, ...]) -> li
             raise UsageError(
                 f"'{text}' strikes before the first iteration: write {name}, dead from the start"
             )
+        if name in (each for names in struck.values() for each in names):
+            raise UsageError(f"'{text}' strikes what has failed before: name {name} once")
         struck.setdefault(since, []).append(name)
     dead: list[str] = []
     parts = []
