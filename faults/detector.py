@@ -213,6 +213,8 @@ class Detector:
         """Mean + z(φ) · deviation of the gaps, within detect_s and 3 · detect_s; detect_s until 5 gaps."""
         if len(gaps) < _LEAST_GAPS:
             return self.detect_s
+        if max(gaps) * (1 + Z_OF_PHI_8 / 2) <= self.detect_s:
+            return self.detect_s  # a deviation is half of the range at most: no need to find it
         mean_s = sum(gaps) / len(gaps)
         deviation_s = sqrt(sum((gap - mean_s) ** 2 for gap in gaps) / len(gaps))
         return min(max(self.detect_s, mean_s + Z_OF_PHI_8 * deviation_s), MOST_PATIENT * self.detect_s)

@@ -57,6 +57,7 @@ class Ports:
         self._waiting: defaultdict[Hashable, deque[Callable[[], None]]] = defaultdict(deque)
         self._free_at: defaultdict[Port, float] = defaultdict(float)
         self._shares: defaultdict[Port, list[float]] = defaultdict(list)
+        self._wanders: dict[Port, tuple[float, float]] = {}
         self._delays_s: defaultdict[Port, list[float]] = defaultdict(list)
         self._left_at: defaultdict[Port, float] = defaultdict(float)
 
@@ -126,9 +127,16 @@ class Ports:
         return self._left_at[port] - now
 
     def _rate(self, port: Port, now: float) -> float:
-        chance = random.Random(f"{self._seed} {port} {now // _WANDERS_S}")
         share = min(self._shares[port], default=1.0)
-        return self._rate_nbytes_s * share * chance.uniform(1 - WANDER, 1 + WANDER)
+        return self._rate_nbytes_s * share * self._wander(port, now // _WANDERS_S)
+
+    def _wander(self, port: Port, window: float) -> float:
+        """By what a healthy port's rate is multiplied in this window of time; it is drawn once."""
+        drawn, wander = self._wanders.get(port, (-1.0, 1.0))
+        if drawn != window:
+            wander = random.Random(f"{self._seed} {port} {window}").uniform(1 - WANDER, 1 + WANDER)
+            self._wanders[port] = window, wander
+        return wander
 
 
 def _put(values: defaultdict[Port, list[float]], ports: Iterable[Port], value: float) -> Callable[[], None]:
