@@ -44,7 +44,7 @@ ABSENT = (
     Absent(
         "behaviour under failures in production traces",
         "not known to us",
-        "the traces are not public; failure-schedule has one dead server, and bml plan --survey any failures",
+        "the traces are not public; more-failures has random sets of dead parts, and bml plan --survey any",
     ),
     Absent(
         "a dead server on a BCube of more than two levels",

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401
 
+import bml.figures.failures
 import bml.figures.fat_tree
 import bml.figures.hips
 import bml.figures.synchronisation

@@ -1,15 +1,15 @@
-"""BML: its time beside that of networks with one NIC, and what a dead server costs."""
+"""BML: its time beside that of networks with one NIC."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from bml.figures.figure import Basis, How, Point, figure
-from bml.figures.sources import BML, FAULT_TOLERANT
-from bml.figures.steps import by_formula, counted, simulated
-from bml.schedule import bound, plan
+from bml.figures.sources import BML
+from bml.figures.steps import by_formula, simulated
+from bml.schedule import plan
 from bml.schedule.select.formulas import dedicated_server
-from bml.topology import bcube, big_switch, parse
+from bml.topology import big_switch, parse
 
 FABRICS = ("bcube:3x2", "bcube:4x2", "bcube:8x2", "bcube:4x3", "bcube:3x4")
 
@@ -63,38 +63,4 @@ def one_kth(fabrics: Sequence[str] = FABRICS) -> list[Point]:
         cube = parse(name)
         share = simulated(cube, "bml") / simulated(big_switch(cube.n_servers), "mesh")
         found.append(Point("BML over mesh", name, share, How.simulation, 1 / cube.levels, Basis.formula))
-    return found
-
-
-@figure(
-    "failure-schedule",
-    title="One dead server on a BCube of two levels",
-    unit="gradient synchronisation time in T",
-    source=FAULT_TOLERANT,
-    about="Server 0 of `bcube:m x 2` is dead. The published schedule takes m²/(m²−1) T: 32/30 T with m = 4. "
-    "Ours under the name `detour` is counted stage by stage, as the paper counts, and with slices that "
-    "follow one another. Beside it stand our own schedule `packed` and the proved optimum. Both schedules "
-    "are simulated with 57.5 MB at 40 Gbit/s, without delays, in the slices that a job takes.",
-    reading="Stage by stage we have the published time exactly. The optimum is 22 % less with m = 3, 12.5 % "
-    "with m = 4 and 3 % with m = 8, and `packed` reaches it: its relays add their own partial. Simulated, "
-    "both take up to a third longer: a relay receives a slice whole before it sends it on, and a vector of "
-    "this size has few slices, so the pipeline is short of full. The simulated ratio compares a pipeline "
-    "with a time by stages.",
-)
-def failure_schedule(sizes: Sequence[int] = (3, 4, 5, 6, 7, 8)) -> list[Point]:
-    """Return the times without server 0 for m in `sizes`, in T: counted, simulated and the least."""
-    found = []
-    for m in sizes:
-        fabric, known, at = bcube(m, 2).without("server:0"), m * m / (m * m - 1), f"bcube:{m}x2"
-        basis = Basis.value if m == 4 else Basis.formula
-        staged = float(plan(fabric, "detour").gst_staged())
-        played = simulated(fabric, "detour")
-        found += [
-            Point("detour, by stages", at, staged, How.theory, known, basis),
-            Point("detour, pipelined", at, counted(fabric, "detour"), How.theory),
-            Point("detour, simulated", at, played, How.simulation, known, basis),
-            Point("packed", at, counted(fabric, "packed"), How.theory),
-            Point("packed, simulated", at, simulated(fabric, "packed"), How.simulation),
-            Point("optimum", at, float(bound(fabric)), How.theory),
-        ]
     return found

@@ -9,6 +9,7 @@ import pytest
 from bml.errors import UsageError
 from bml.figures import available  # noqa: F401 (registers the figures)
 from bml.figures.absent import ABSENT
+from bml.figures.failures import damaged, failure_schedule, more_failures
 from bml.figures.fat_tree import (
     fat_tree_beside_bcube,
     flows_of_uplinks,
@@ -20,7 +21,7 @@ from bml.figures.fat_tree import (
 from bml.figures.figure import Basis, How, Point, chosen, figure, registered
 from bml.figures.hips import gst_on_bcube, gst_on_torus, reductions
 from bml.figures.steps import WHOLE_S, by_formula, simulated
-from bml.figures.synchronisation import failure_schedule, one_kth, times_by_algorithm
+from bml.figures.synchronisation import one_kth, times_by_algorithm
 from bml.figures.trainings import job_completion
 from bml.figures.tree_shapes import shapes, shapes_of_flextree, size_text
 from bml.schedule.select.model import DEFAULTS
@@ -112,6 +113,7 @@ def test_reductions_begin_with_the_published_end() -> None:
     assert found["BCube against mesh, most"].basis is Basis.range
     assert found["torus against ring, 4x2"].ours == pytest.approx(-50)
     assert found["torus against ring, 16x4"].ours == pytest.approx(-75)
+    assert found["torus against Fat-Tree, 4x2"].ours == pytest.approx(-75)
     assert found["BCube against mesh, abstract"].ratio == pytest.approx(1, abs=0.01)
     assert found["BCube against ring, abstract"].ratio == pytest.approx(1, abs=0.01)
 
@@ -182,6 +184,25 @@ def test_a_dead_server() -> None:
     for name in ("detour", "packed"):
         played, counted = found[f"{name}, simulated, bcube:3x2"], found["optimum, bcube:3x2"]
         assert (played.ours or 0) > (counted.ours or 0)
+
+
+def test_more_failures_are_at_least_the_optimum() -> None:
+    found = by_name(more_failures((0, 1), draws=2))
+    for at in ("0 servers", "1 server", "0 links", "1 link"):
+        least = found[f"optimum, {at}"].ours or 0
+        assert least <= (found[f"packed, {at}"].ours or 0) <= least * 1.01
+        assert least <= (found[f"detour, {at}"].ours or 0)
+    assert found["detour, 1 link"].ours == 1.875
+    assert found["packed, 1 server"].ours == pytest.approx(14 / 15)
+
+
+def test_damaged_fabrics_are_connected_and_drawn_from_a_seed() -> None:
+    fabric = parse("bcube:2x2")
+    found = list(damaged(fabric, "link", 2, draws=8))
+    assert len(found) == 8
+    assert all(each.is_connected and len(each.links) == 6 for each in found)
+    assert found == list(damaged(fabric, "link", 2, draws=8))
+    assert len(set(found)) > 1
 
 
 def test_shapes_are_all_widths_with_a_product() -> None:
