@@ -8,7 +8,7 @@ from statistics import mean, median
 import numpy as np
 
 from bml.figures.figure import Basis, How, Point, figure
-from bml.figures.sources import BML, HIPS
+from bml.figures.sources import BML, HIPS_OR_LATER
 from bml.figures.steps import DELAY_S, WHOLE_S, counted, simulated
 from bml.topology import Fabric, FatTree, bcube, parse
 from bml.topology.fattree import fat_tree, with_seed
@@ -27,7 +27,7 @@ _CASES = (
     "fat-tree-bcube",
     title="Fat-Tree of 250 servers beside BCube of 256",
     unit="milliseconds of a step",
-    source=HIPS,
+    source=HIPS_OR_LATER,
     about="57.5 MB of parameters, 40 Gbit/s, 1 µs a hop, as published. On a Fat-Tree, where a server has "
     "one NIC, HiPS is a mesh over all servers. Theory is the load of the busiest NIC, without start-ups. "
     "The simulation has paths chosen by hash (ECMP) with seed 0, and rings in the order of ids.",
@@ -51,7 +51,7 @@ def fat_tree_beside_bcube(delay_s: float = DELAY_S) -> list[Point]:
     "switch-count",
     title="Switches of the two fabrics",
     unit="parts",
-    source=HIPS,
+    source=HIPS_OR_LATER,
     about="Counted in the fabrics of the figure above.",
     reading="The Fat-Tree has 125 switches of ten ports, the BCube 32 of sixteen.",
 )
@@ -106,7 +106,7 @@ _FLOWS_AT = 9
     "uplink-flows",
     title="Flows on the uplinks of a Fat-Tree",
     unit="flows of an uplink",
-    source=HIPS,
+    source=HIPS_OR_LATER,
     about="`fattree:10`: every server sends to so many others, drawn at random, and every switch on the way "
     "up chooses its uplink by a hash (ECMP). Uplinks are those from edge to aggregation switches, 250 of "
     "them. Mean over five seeds; 249 peers are a mesh over all.",

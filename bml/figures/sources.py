@@ -14,6 +14,8 @@ HIPS = (
     'Geng, Li, Cheng, Wang, Li: "HiPS: Hierarchical Parameter Synchronization in Large-Scale Distributed '
     'Machine Learning", NetAI 2018'
 )
+HIPS_OR_LATER = f"{HIPS}; {FAULT_TOLERANT}"
+"""Values that are known to us without the page on which they stand."""
 GENMODEL = (
     'Xiong, Chen, Jiang, Li, Wang, Wang: "Revisiting the Time Cost Model of AllReduce", '
     "2024, arXiv:2409.04202"

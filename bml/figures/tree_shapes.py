@@ -28,9 +28,9 @@ _SIZES = {2**30: "GiB", 2**20: "MiB", 2**10: "KiB"}
     "shape is the least of all widths whose product is N, or N−1 for a prime N with one server outside the "
     "tree. Recursive doubling sends whole vectors in log₂N rounds, for powers of two.",
     reading="The counts are those of the formulas. Short vectors take one stage, whose start-ups are "
-    "fewest; long ones take narrow stages, as the price of many senders at once (ε) grows with the vector. "
-    "A ring has 2(N−1) start-ups, and reads and writes more memory. Measured times of the paper are not "
-    "known to us.",
+    "fewest. Long ones on many servers take narrow stages, as the price of many senders at once (ε) grows "
+    "with the vector and the width. A ring has 2(N−1) start-ups, and reads and writes more memory. Measured "
+    "times of the paper are not known to us.",
     log=True,
 )
 def shapes_of_flextree(servers: Sequence[int] = SERVERS, nbytes: Sequence[int] = NBYTES) -> list[Point]:
