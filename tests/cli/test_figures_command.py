@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import commands
 import pytest
 from click.testing import CliRunner, Result
 
 from bml.cli import main
+from bml.cli.figures.shown import Made, write
+from bml.errors import FabricError
+from bml.figures.fat_tree import switch_counts
+from bml.figures.figure import chosen
 
 
 def run(*arguments: str) -> Result:
@@ -97,3 +104,29 @@ def test_a_folder_that_cannot_be_written_is_refused() -> None:
     assert result.exit_code in (1, 2)
     assert "/proc" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_all_files_are_written_or_none(tmp_path: Path) -> None:
+    made = [
+        Made(figure, switch_counts(), b"<svg/>") for figure in (*chosen("switch-count"), *chosen("one-kth"))
+    ]
+    (tmp_path / "one-kth.json").mkdir()
+    with pytest.raises(FabricError, match="could not be written"):
+        write(made, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["one-kth.json"]
+
+
+@pytest.mark.real
+def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bml", "figures", "--out", str(tmp_path / "figures"), "--json"]
+    with commands.begun(*command, env=commands.environment_in(tmp_path)) as process:
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("1 of "):
+            assert process.poll() is None
+        commands.interrupt(process, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert json.loads(stdout)["error"]["kind"] == "KeyboardInterrupt"
+    assert "Traceback" not in stderr
+    assert not (tmp_path / "figures").exists()
+    assert commands.left_of(tmp_path) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,23 +68,27 @@ def _rounded(value: float | None) -> float | None:
 
 
 def write(made: Sequence[Made], folder: Path) -> list[str]:
-    """Write NAME.svg and NAME.json of each figure into a folder; return their paths.
+    """Write NAME.svg and NAME.json of each figure into a folder, all or none; return their paths.
 
     Raises:
         FabricError: a file or the folder can no longer be written.
     """
-    written = []
+    written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for each in made:
             text = strict_json(record(each.figure, each.points), indent=1) + "\n"
             for suffix, content in ((".svg", each.picture), (".json", text.encode())):
-                target = folder / f"{each.figure.name}{suffix}"
-                target.write_bytes(content)
-                written.append(str(target))
-    except OSError as error:
-        raise FabricError(f"{folder} could not be written: {error.strerror or error}") from None
-    return written
+                written.append(folder / f"{each.figure.name}{suffix}")
+                written[-1].write_bytes(content)
+    except BaseException as error:  # Ctrl-C, too
+        with suppress(OSError):
+            for file in written:
+                file.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise FabricError(f"{folder} could not be written: {error.strerror or error}") from None
+        raise
+    return [str(file) for file in written]
 
 
 def answer(made: Sequence[Made], files: Sequence[str], seconds: float) -> dict[str, Any]:
