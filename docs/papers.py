@@ -56,9 +56,9 @@ def _summary(figures: list[dict[str, Any]]) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     for figure in figures:
         ratios = [point["ratio"] for point in figure["points"] if point["ratio"] is not None]
-        ends = dict.fromkeys(f"{end:.3f}" for end in (min(ratios), max(ratios)))
+        ends = " to ".join(dict.fromkeys(f"{end(ratios):.3f}" for end in (min, max))) if ratios else "-"
         name = figure["name"]
-        yield f"| [`{name}`](#{name}) | {figure['title']} | {len(ratios)} | {' to '.join(ends)} |"
+        yield f"| [`{name}`](#{name}) | {figure['title']} | {len(ratios)} | {ends} |"
     yield ""
 
 

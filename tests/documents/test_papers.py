@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bml.cli.figures.shown import record
-from bml.figures import fat_tree, hips, trainings
+from bml.figures import failures, fat_tree, hips, trainings
 from bml.figures.figure import Point, registered
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -28,6 +28,7 @@ SPEC.loader.exec_module(papers)
 SAMPLES: dict[str, Callable[[], Any]] = {
     "gst-bcube": partial(hips.gst_on_bcube, (4,), (2, 3)),
     "gst-torus": partial(hips.gst_on_torus, (4,), (2, 3)),
+    "more-failures": partial(failures.more_failures, (0, 1)),
     "uplink-flows": partial(fat_tree.uplink_flows, (1, 9)),
     "job-completion": partial(trainings.job_completion, ("resnet50",), (10, 40)),
 }
