@@ -38,7 +38,7 @@ _ITERATIONS = 1000
     "(parameter servers on all servers) and a ring on a network with one NIC of the same rate: one switch "
     "that does not block, and `fattree:4/9` with paths by hash. 1000 iterations as `bml sim train` "
     "simulates them: a step for each layer, 32 samples a server at 10 Tflop/s, 50 µs a hop, gradients sent "
-    "beside backward, or after it (*none*). Published are −18.7 … −56.4 %, a range; which ends belong to "
+    "beside backward, or *after backward*. Published are −18.7 … −56.4 %, a range; which ends belong to "
     "which model, rate and algorithm is not known to us.",
     reading="Nothing is fitted, so the ends need not be those of the testbed, whose computation and rate "
     "are assumptions here. Where the wires are the limit, two NICs save half, and more where flows collide "
@@ -53,7 +53,7 @@ def job_completion(models: Sequence[str] = MODELS, rates: Sequence[int] = RATES)
     found = []
     for overlap in (Overlap.backward, Overlap.none):
         for name, other in _OTHERS.items():
-            series = name if overlap is Overlap.backward else f"{name}, {overlap.value}"
+            series = name if overlap is Overlap.backward else f"{name}, after backward"
             values = {}
             for model in models:
                 shapes = NETWORKS[model]()

@@ -239,5 +239,5 @@ def test_trainings_whose_wires_are_the_limit_take_half_the_time() -> None:
     assert -50 < beside < -48
     assert found["mesh, one switch, least"].ours == found["mesh, one switch, most"].ours == beside
     assert found["mesh, one switch, most"].published == -56.4
-    after = found["mesh, one switch, none, alexnet 10G"].ours or 0
+    after = found["mesh, one switch, after backward, alexnet 10G"].ours or 0
     assert beside < after < 0, "what is not hidden under computation is a smaller part of the job"
