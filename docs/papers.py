@@ -21,7 +21,7 @@ from bml.figures.figure import registered
 PAGE = Path(__file__).resolve().parent / "explanation" / "papers.md"
 FIGURES = PAGE.parent / "figures"
 MOST_ROWS = 36
-"""A longer table has only the points that have a published value."""
+"""A longer table has only the points that have a published value or a note."""
 HEAD = """\
 # The papers
 
@@ -68,7 +68,9 @@ def _section(figure: dict[str, Any]) -> Iterator[str]:
     yield f"{_wrapped(figure['about'])}\n"
     yield f"![{figure['title']}: {figure['unit']}](figures/{name}.svg)\n"
     yield f"{_wrapped(figure['reading'])}\n"
-    shown = points if len(points) <= MOST_ROWS else [each for each in points if each["published"] is not None]
+    shown = points
+    if len(points) > MOST_ROWS:
+        shown = [each for each in points if each["published"] is not None or each["note"]]
     yield f"| {figure['unit']} | published | ours | ratio | how |"
     yield "| --- | --- | --- | --- | --- |"
     yield from (_row(point) for point in shown)

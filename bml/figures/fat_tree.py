@@ -52,7 +52,7 @@ def fat_tree_beside_bcube(delay_s: float = DELAY_S) -> list[Point]:
     title="Switches of the two fabrics",
     unit="parts",
     source=HIPS_OR_LATER,
-    about="Counted in the fabrics of the figure above.",
+    about="Counted in the fabrics of `fat-tree-bcube`.",
     reading="The Fat-Tree has 125 switches of ten ports, the BCube 32 of sixteen.",
 )
 def switch_counts() -> list[Point]:

@@ -130,8 +130,8 @@ def figure(
 
 
 def registered() -> dict[str, Figure]:
-    """Every name and its figure, in the order in which they were registered."""
-    return dict(_REGISTERED)
+    """Every name and its figure, in alphabetical order."""
+    return dict(sorted(_REGISTERED.items()))
 
 
 def chosen(name: str) -> list[Figure]:
@@ -141,7 +141,7 @@ def chosen(name: str) -> list[Figure]:
         UsageError: there is no such figure; the message lists the names.
     """
     if name == ALL:
-        return list(_REGISTERED.values())
+        return list(registered().values())
     if name not in _REGISTERED:
-        raise UsageError(f"'{name}' is no figure: write {ALL}, or one of {', '.join(_REGISTERED)}")
+        raise UsageError(f"'{name}' is no figure: write {ALL}, or one of {', '.join(registered())}")
     return [_REGISTERED[name]]

@@ -14,8 +14,8 @@ HIPS = (
     'Geng, Li, Cheng, Wang, Li: "HiPS: Hierarchical Parameter Synchronization in Large-Scale Distributed '
     'Machine Learning", NetAI 2018'
 )
-HIPS_OR_LATER = f"{HIPS}; {FAULT_TOLERANT}"
-"""Values that are known to us without the page on which they stand."""
+HIPS_OR_LATER = f"{HIPS}, or {FAULT_TOLERANT} (we have the values without their page)"
+"""Values of which we do not know which paper has them."""
 GENMODEL = (
     'Xiong, Chen, Jiang, Li, Wang, Wang: "Revisiting the Time Cost Model of AllReduce", '
     "2024, arXiv:2409.04202"
