@@ -17,6 +17,7 @@ from bml.cli.bench import bench
 from bml.cli.check import check_command
 from bml.cli.doctor import doctor
 from bml.cli.fabric import fabric
+from bml.cli.figures.command import figures
 from bml.cli.inject import inject
 from bml.cli.keeping.checkpoint import checkpoint
 from bml.cli.metrics.command import metrics
@@ -137,6 +138,7 @@ main.add_command(check_command)
 main.add_command(checkpoint)
 main.add_command(doctor)
 main.add_command(fabric)
+main.add_command(figures)
 main.add_command(inject)
 main.add_command(metrics)
 main.add_command(plan)

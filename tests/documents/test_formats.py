@@ -84,6 +84,7 @@ COMMANDS = {
     "bml sim --compare": lambda: keys(command("sim.compared", "compared"), -1),
     "bml sim train": lambda: SIM_TRAIN,
     "bml sim train --compare": lambda: keys(command("sim.trained", "compared"), -1),
+    "bml figures": lambda: keys(command("figures.shown", "answer"), -1),
     "bml check": lambda: {*_strings(command("check", "check_command"), "keys")},
     "bml bench allreduce": lambda: keys(command("bench", "_answer")) | MACHINE | {"seconds"},
     "bml bench calibrate": lambda: keys(command("bench", "_calibration_json"), -1) | MACHINE,

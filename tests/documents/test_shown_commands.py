@@ -18,7 +18,8 @@ PAGES = [
     page for kind in ("explanation", "reference") for page in sorted((ROOT / "docs" / kind).glob("*.md"))
 ]
 BML = re.compile(
-    r"(?:^ *|`|\$ )(?:sudo )?bml ((?:run|plan|sim|check|bench|doctor|status|inject|fabric)\b[^`\n]*)", re.M
+    r"(?:^ *|`|\$ )(?:sudo )?bml ((?:run|plan|sim|figures|check|bench|doctor|status|inject|fabric)\b[^`\n]*)",
+    re.M,
 )
 SCRIPT = re.compile(r"(?:^ *|`|\$ )(?:sudo )?python (benchmarks/\w+\.py)([^`\n]*)", re.M)
 

@@ -72,7 +72,7 @@ def read_size(option: str, text: str | None) -> int | None:
 def check_numba() -> None:
     """Raise UsageError without numba, which only simulations need: it takes 200 MB."""
     if importlib.util.find_spec("numba") is None:
-        raise UsageError("bml sim needs numba: pip install 'bml[sim]'")
+        raise UsageError("simulation needs numba: pip install 'bml[sim]'")
 
 
 def parse_rate(text: str) -> float:

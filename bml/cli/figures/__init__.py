@@ -1,0 +1,1 @@
+"""`bml figures`: the command, its pictures, its files and its table."""

@@ -1,0 +1,60 @@
+"""What the papers publish and we do not show, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A figure that cannot be had.
+
+    Attributes:
+        what: it shows.
+        published: what we know of it.
+        why: we have nothing to put beside it.
+    """
+
+    what: str
+    published: str
+    why: str
+
+
+ABSENT = (
+    Absent(
+        "PFC pause frames",
+        "thousands of pauses of a mesh on a Fat-Tree, none of HiPS on BCube",
+        "not to be had yet: they come from buffers of switches, and bml sim has flows and no packets",
+    ),
+    Absent(
+        "synchronisation times with RDMA, PFC and DCQCN in a packet-level simulator",
+        "not known to us",
+        "the same; fat-tree-bcube has the theory of that setting, and a simulation of flows",
+    ),
+    Absent(
+        "job completion times measured on nine servers with two GPUs each",
+        "−18.7 … −56.4 %",
+        "there is no such cluster here; job-completion simulates the same fabrics with assumed computation",
+    ),
+    Absent(
+        "synchronisation times measured between RDMA NICs",
+        "not known to us",
+        "there are no such NICs here; our RDMA runs on soft-RoCE, whose times say nothing of hardware",
+    ),
+    Absent(
+        "behaviour under failures in production traces",
+        "not known to us",
+        "the traces are not public; more-failures has random sets of dead parts, and bml plan --survey any",
+    ),
+    Absent(
+        "a dead server on a BCube of more than two levels",
+        "a formula that we could not read",
+        "our generalisation of the schedule is in bml plan --algorithm detour, with nothing to put beside it",
+    ),
+    Absent(
+        "measured times of FlexTree",
+        "not known to us",
+        "flextree has its cost model, whose constants are those of a machine that we do not have",
+    ),
+)
+"""All of them."""

@@ -1,0 +1,155 @@
+"""Fat-Tree beside BCube: times, numbers of switches, and flows that meet on one uplink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import mean, median
+
+import numpy as np
+
+from bml.figures.figure import Basis, How, Point, figure
+from bml.figures.sources import BML, HIPS_OR_LATER
+from bml.figures.steps import DELAY_S, WHOLE_S, counted, simulated
+from bml.topology import Fabric, FatTree, bcube, parse
+from bml.topology.fattree import fat_tree, with_seed
+
+_FAT_TREE_MS, _BCUBE_MS = 22.9, 11.46
+"""Published theoretical times, in milliseconds."""
+_CASES = (
+    ("mesh and HiPS, fattree:10", "fattree:10", "mesh", _FAT_TREE_MS),
+    ("ring, fattree:10", "fattree:10", "ring", _FAT_TREE_MS),
+    ("ring both ways, bcube:16x2", "bcube:16x2", "ring:both", _BCUBE_MS),
+    ("HiPS, bcube:16x2", "bcube:16x2", "bml", _BCUBE_MS),
+)
+
+
+@figure(
+    "fat-tree-bcube",
+    title="Fat-Tree of 250 servers beside BCube of 256",
+    unit="milliseconds of a step",
+    source=HIPS_OR_LATER,
+    about="57.5 MB of parameters, 40 Gbit/s, 1 µs a hop, as published. On a Fat-Tree, where a server has "
+    "one NIC, HiPS is a mesh over all servers. Theory is the load of the busiest NIC, without start-ups. "
+    "The simulation has paths chosen by hash (ECMP) with seed 0, and rings in the order of ids.",
+    reading="Theory agrees to the digits that are published. Simulated, a mesh on the Fat-Tree takes an "
+    "eighth longer, as flows collide inside; the rings have some 500 hops one after the other, each of 1 "
+    "µs.",
+)
+def fat_tree_beside_bcube(delay_s: float = DELAY_S) -> list[Point]:
+    """Return the times of a step by theory and by simulation, in milliseconds."""
+    found = []
+    for series, name, algorithm, published in _CASES:
+        fabric = parse(name)
+        theory = counted(fabric, algorithm) * WHOLE_S * 1e3
+        played = simulated(fabric, algorithm, delay_s) * WHOLE_S * 1e3
+        found.append(Point(series, "theory", theory, How.theory, published, Basis.value))
+        found.append(Point(series, "simulation", played, How.simulation, published, Basis.value))
+    return found
+
+
+@figure(
+    "switch-count",
+    title="Switches of the two fabrics",
+    unit="parts",
+    source=HIPS_OR_LATER,
+    about="Counted in the fabrics of `fat-tree-bcube`.",
+    reading="The Fat-Tree has 125 switches of ten ports, the BCube 32 of sixteen.",
+)
+def switch_counts() -> list[Point]:
+    """Return servers and switches of both fabrics."""
+    return [
+        Point("servers", "fattree:10", fat_tree(10).n_servers, How.theory, 250, Basis.value),
+        Point("servers", "bcube:16x2", bcube(16, 2).n_servers, How.theory, 256, Basis.value),
+        Point("switches", "fattree:10", n_switches(fat_tree(10)), How.theory, 125, Basis.value),
+        Point("switches", "bcube:16x2", n_switches(bcube(16, 2)), How.theory, 32, Basis.value),
+    ]
+
+
+@figure(
+    "switch-share",
+    title="Switches of a BCube as a share of those of a Fat-Tree",
+    unit="switches per server of BCube over those of Fat-Tree",
+    source=BML,
+    about="Both are built of switches with n ports and are full; a BCube has k levels. The published value "
+    "is k/5.",
+    reading="Counted, the share is k/5 for any n.",
+)
+def switch_share(sizes: Sequence[int] = (4, 8, 16), depths: Sequence[int] = (2, 3, 4)) -> list[Point]:
+    """Return the share for n in `sizes` and k in `depths`."""
+    found = []
+    for n in sizes:
+        tree = fat_tree(n)
+        for k in depths:
+            cube = bcube(n, k)
+            share = n_switches(cube) / cube.n_servers / (n_switches(tree) / tree.n_servers)
+            found.append(Point(f"{n} ports", f"k = {k}", share, How.theory, k / 5, Basis.formula))
+    return found
+
+
+def n_switches(fabric: Fabric) -> int:
+    """Count the switches of a healthy BCube or Fat-Tree, in a Fat-Tree those of all three layers."""
+    if not isinstance(fabric.wiring, FatTree):
+        return len(fabric.switches)
+    servers = fabric.servers
+    half = fabric.wiring.switch_ports // 2
+    edges, pods = len(servers) // half, len(servers) // half**2
+    return edges + pods * half + half**2
+
+
+_FLOWS = (9.0, 19.0)
+"""Published median and maximum of flows on an uplink."""
+_FLOWS_AT = 9
+"""The number of peers at which our median is the published one."""
+
+
+@figure(
+    "uplink-flows",
+    title="Flows on the uplinks of a Fat-Tree",
+    unit="flows of an uplink",
+    source=HIPS_OR_LATER,
+    about="`fattree:10`: every server sends to so many others, drawn at random, and every switch on the way "
+    "up chooses its uplink by a hash (ECMP). Uplinks are those from edge to aggregation switches, 250 of "
+    "them. Mean over five seeds; 249 peers are a mesh over all.",
+    reading="We do not know the traffic of the published counts. With nine peers the median is the "
+    "published 9, so only the maximum is compared there: it depends on what is counted, as some 250 uplinks "
+    "of a hash with a mean of 9 have a maximum of 17 to 18, and more uplinks, or more draws, a higher one.",
+    log=True,
+)
+def uplink_flows(peers: Sequence[int] = (1, 2, 4, 9, 16, 249), seeds: int = 5) -> list[Point]:
+    """Return median and maximum of the flows of an uplink for so many peers of each server, over seeds."""
+    found = []
+    for n_peers in peers:
+        counts = [flows_of_uplinks(fat_tree(10), n_peers, seed) for seed in range(seeds)]
+        at = f"{n_peers} peers" if n_peers > 1 else "1 peer"
+        values = mean(median(each) for each in counts), mean(max(each) for each in counts)
+        for series, value, published in zip(("median", "maximum"), values, _FLOWS, strict=True):
+            if n_peers == _FLOWS_AT:
+                found.append(Point(series, at, value, How.simulation, published, Basis.value))
+            else:
+                found.append(Point(series, at, value, How.simulation))
+    return found
+
+
+def flows_of_uplinks(fabric: Fabric, n_peers: int, seed: int) -> list[int]:
+    """Count the flows of every uplink of an edge switch when all servers send to `n_peers` others.
+
+    `seed` draws the peers, and is that of ECMP's hash.
+    """
+    seeded, chance = with_seed(fabric, seed), np.random.default_rng(seed)
+    servers = np.array(fabric.servers)
+    assert isinstance(fabric.wiring, FatTree)
+    first_hops = (
+        path[0]
+        for server in servers.tolist()
+        for peer in chance.permutation(servers[servers != server])[:n_peers].tolist()
+        if (path := seeded.inner_path(server, peer))
+    )
+    return _counts(first_hops, fabric.wiring.switch_ports**3 // 4)
+
+
+def _counts(links: Iterable[object], n_links: int) -> list[int]:
+    """How often each link is there, with a 0 for every link that is not."""
+    count: dict[object, int] = {}
+    for link in links:
+        count[link] = count.get(link, 0) + 1
+    return [*count.values(), *[0] * (n_links - len(count))]

@@ -1,0 +1,83 @@
+"""docs/explanation/papers.md is what docs/papers.py makes of the figures beside it, and these are of today.
+
+Figures that take long are computed for some of their parameters only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bml.cli.figures.shown import record
+from bml.figures import failures, fat_tree, hips, trainings
+from bml.figures.figure import Point, registered
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SPEC = importlib.util.spec_from_file_location("papers", DOCS / "papers.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+papers = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(papers)
+
+SAMPLES: dict[str, Callable[[], Any]] = {
+    "gst-bcube": partial(hips.gst_on_bcube, (4,), (2, 3)),
+    "gst-torus": partial(hips.gst_on_torus, (4,), (2, 3)),
+    "more-failures": partial(failures.more_failures, (0, 1)),
+    "uplink-flows": partial(fat_tree.uplink_flows, (1, 9)),
+    "job-completion": partial(trainings.job_completion, ("resnet50",), (10, 40)),
+}
+#: Figures of long simulations that cannot be sampled.
+SLOW = {"fat-tree-bcube"}
+NUMBERS = ("published", "ours", "ratio")
+ENDS = ("least", "most")
+
+
+def stored(name: str) -> dict[str, Any]:
+    return json.loads((papers.FIGURES / f"{name}.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_the_page_is_that_of_the_figures_beside_it() -> None:
+    page = papers.PAGE.read_text()
+    assert page == papers.page(papers.records()), "run: python docs/papers.py"
+    assert page.count("\n## ") == len(registered()) + 2
+
+
+def test_the_folder_has_the_figures_and_nothing_else() -> None:
+    files = {path.name for path in papers.FIGURES.iterdir()}
+    assert files == {f"{name}{suffix}" for name in registered() for suffix in (".svg", ".json")}
+
+
+def same(point: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two points have the same texts, and numbers that differ by less than machines may."""
+    numbers = {key: pytest.approx(other[key], rel=1e-5) for key in NUMBERS if other[key] is not None}
+    return point == {**other, **numbers}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in registered()]
+)
+def test_a_figure_has_the_values_of_today(name: str) -> None:
+    figure = registered()[name]
+    points: list[Point] = SAMPLES.get(name, figure.points)()
+    today, kept = record(figure, points), stored(name)
+    assert {**today, "points": None} == {**kept, "points": None}, "run: python docs/papers.py"
+    known = {point["what"]: point for point in kept["points"]}
+    compared = [point for point in today["points"] if name not in SAMPLES or point["at"] not in ENDS]
+    assert compared
+    differ = [point for point in compared if not same(point, known[point["what"]])]
+    assert not differ, "run: python docs/papers.py"
+    assert name in SAMPLES or len(known) == len(compared)
+
+
+def test_a_changed_value_is_seen() -> None:
+    point = stored("one-kth")["points"][0]
+    assert same(point, {**point, "ours": point["ours"] * (1 + 1e-7)})
+    assert not same(point, {**point, "ours": point["ours"] * 1.001})
+    assert not same(point, {**point, "ours": None})
+    assert not same(point, {**point, "how": "theory"})
