@@ -3,6 +3,7 @@
 from fractions import Fraction
 from math import prod
 
+import numpy as np
 import pytest
 from every_algorithm import FORESTS
 from schedule_executor import check_sums
@@ -150,6 +151,37 @@ def test_hips_leaves_a_choice_inside_the_group():
     cube = parse("bcube:4x2")
     assert gst(plan(cube, "hips:ring").forest, cube) == Fraction(15, 16)
     assert plan(cube, "hips:ps").forest.root.tolist() == [0, 0]
+
+
+def test_hips_over_tiers_of_a_fat_tree_sends_little_through_the_core():
+    fabric = parse("fattree:6")
+    tiers, mesh = plan(fabric, "hips:tiers"), plan(fabric, "mesh")
+    assert tiers.violations() == []
+    assert gst(tiers.forest, fabric) == gst(mesh.forest, fabric) == Fraction(2 * 53, 54)
+
+    def crossing(forest, n_servers):
+        """The share of all sums sent that leave groups of so many servers."""
+        piece, server = np.nonzero(forest.parent >= 0)
+        return np.mean(forest.parent[piece, server] // n_servers != server // n_servers)
+
+    # Of 53 sums for each piece, one a pod crosses the core but the root's own: 5; in a mesh all of 5 pods.
+    assert crossing(tiers.forest, 9) == pytest.approx(5 / 53)
+    assert crossing(mesh.forest, 9) == pytest.approx(45 / 53)
+    assert crossing(tiers.forest, 3) == pytest.approx((5 + 6 * 2) / 53)
+
+
+@pytest.mark.parametrize("failures", [("server:3",), ("server:0", "server:1"), ("server:4", "server:13")])
+def test_hips_over_tiers_goes_round_the_dead(failures):
+    fabric = parse("fattree:4").without(*failures)
+    forest = plan(fabric, "hips:tiers").forest
+    assert verify(forest, fabric) == []
+    assert sorted({*forest.root.tolist()}) == list(fabric.servers)
+
+
+@pytest.mark.parametrize("name", ["fattree:4/15", "bcube:3x2", "switch:16"])
+def test_hips_over_tiers_needs_a_whole_fat_tree(name):
+    with pytest.raises(UsageError, match=r"needs a Fat-Tree with all its servers.*ask for hips"):
+        _ = plan(parse(name), "hips:tiers").forest
 
 
 @pytest.mark.parametrize(
