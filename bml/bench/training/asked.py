@@ -43,7 +43,7 @@ class Strike:
 
 
 @dataclass(frozen=True)
-class Testbed:
+class Comparison:
     """What is measured.
 
     Attributes:
@@ -106,8 +106,6 @@ class Testbed:
     def check(self) -> None:
         """Raise UsageError for what cannot run, TooFewServers if a failure leaves too few servers."""
         n_servers = len(self.own.fabric.servers)
-        if n_servers < 2:
-            raise UsageError(f"{self.own.fabric} has fewer than two servers: there is nothing to measure")
         if not self.nbytes:
             raise UsageError(f"{self.model} has no parameters: there is nothing to send")
         for each in self.against:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bml.bench.training.asked import Contender, Testbed
+from bml.bench.training.asked import Comparison, Contender
 from bml.flows.training.job import ViewTimes, train
 from bml.flows.training.training import Part, Training
 from bml.flows.training.wires import Network
 from bml.schedule.select.model import Constants
 
 
-def healthy(testbed: Testbed, contender: Contender, constants: Constants) -> ViewTimes:
+def healthy(comparison: Comparison, contender: Contender, constants: Constants) -> ViewTimes:
     """Predict a run without failures. `constants` are those of servers on the emulated fabric.
 
     Raises:
@@ -17,11 +17,11 @@ def healthy(testbed: Testbed, contender: Contender, constants: Constants) -> Vie
         UsageError: it is too large to be planned or simulated.
     """
     parts = [Part(0, contender.fabric)]
-    training = Training(testbed.layers, testbed.run_iterations, parts, testbed.overlap)
+    training = Training(comparison.layers, comparison.run_iterations, parts, comparison.overlap)
     return train(training, _network(contender, constants))[0]
 
 
-def failing(testbed: Testbed, constants: Constants) -> list[ViewTimes]:
+def failing(comparison: Comparison, constants: Constants) -> list[ViewTimes]:
     """Predict the run with failures: what is before the first one, and after each.
 
     With t seconds of computation n servers of which f died take t·n/(n-f), and what the wires then take.
@@ -29,7 +29,7 @@ def failing(testbed: Testbed, constants: Constants) -> list[ViewTimes]:
     Raises:
         FabricError: the survivors cannot all reach one another.
     """
-    return train(testbed.failing(), _network(testbed.own, constants))
+    return train(comparison.failing(), _network(comparison.own, constants))
 
 
 def _network(contender: Contender, constants: Constants) -> Network:

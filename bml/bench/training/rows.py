@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from bml.bench.training.asked import WARM_UP, Contender, Strike, Testbed
+from bml.bench.training.asked import WARM_UP, Comparison, Contender, Strike
 from bml.errors import BmlError
 from bml.flows.training.job import ViewTimes
 
@@ -30,12 +30,11 @@ class Iteration:
 class Run:
     """A run: its iterations from the second one on, and what else is known of it.
 
-    `wrong` counts wrong elements that servers found, `views` the views, and `processors` is the share of
-    this machine's processor time that was used meanwhile, by all but processes of low priority.
+    `views` counts the views, and `processors` is the share of this machine's processor time that was used
+    meanwhile, by all but processes of low priority.
     """
 
     iterations: tuple[Iteration, ...]
-    wrong: int
     views: int
     processors: float
 
@@ -48,8 +47,8 @@ class Row:
     what follows the end of backward until all gradients are sums. `predicted_s` and `predicted_gst_s` are
     those of the model of networks. `off` is what the measured iteration is longer than predicted, as a part
     of it. `reduction` is by how much less the GST of bml is, as a part of this contender's; None for bml.
-    `compute_s` is the computation that is replayed. `wrong`, `views` and `processors` are as in `Run`, the
-    most of all turns.
+    `compute_s` is the computation that is replayed. `views` and `processors` are as in `Run`, the most of all
+    turns.
     """
 
     who: str
@@ -64,7 +63,6 @@ class Row:
     compute_s: float
     iterations: int
     algorithms: list[str]
-    wrong: int
     views: int
     processors: float
 
@@ -80,7 +78,7 @@ class FailureRow:
     `before_s` and `after_s` are medians of the iterations before, since the failure before that, and after.
     `recovery_s` is how much longer the iteration in which they struck took than one before, the next one
     if that was longer. `predicted_before_s` and `predicted_after_s` are those of the model of networks, in
-    which the `survivors` share the work. `wrong` and `processors` are as in `Run`.
+    which the `survivors` share the work; `off_after` compares the last two, as `Row.off`.
     """
 
     who: str
@@ -95,7 +93,6 @@ class FailureRow:
     predicted_before_s: float
     predicted_after_s: float
     off_after: float
-    wrong: int
     processors: float
 
     def as_json(self) -> dict[str, Any]:
@@ -119,13 +116,13 @@ def iterations(values: Mapping[int, Mapping[str, Any]]) -> tuple[Iteration, ...]
     )
 
 
-def row(testbed: Testbed, contender: Contender, runs: Sequence[Run], predicted: ViewTimes) -> Row:
+def row(comparison: Comparison, contender: Contender, runs: Sequence[Run], predicted: ViewTimes) -> Row:
     """Make the row of a contender from all its turns, without `reduction`, which needs two contenders."""
     counted = [each for run in runs for each in run.iterations[WARM_UP - 1 :]]
     iteration_s = statistics.median(each.seconds for each in counted)
     return Row(
         who=contender.who,
-        model=testbed.model,
+        model=comparison.model,
         fabric=contender.fabric.name,
         iteration_s=iteration_s,
         gst_s=statistics.median(each.gst_s for each in counted),
@@ -136,7 +133,6 @@ def row(testbed: Testbed, contender: Contender, runs: Sequence[Run], predicted: 
         compute_s=predicted.compute_s,
         iterations=len(counted),
         algorithms=predicted.algorithms,
-        wrong=max(run.wrong for run in runs),
         views=max(run.views for run in runs),
         processors=max(run.processors for run in runs),
     )
@@ -148,17 +144,17 @@ def compared(rows: Sequence[Row]) -> list[Row]:
     return [own, *(replace(each, reduction=1 - own.gst_s / each.gst_s) for each in others)]
 
 
-def failure_rows(testbed: Testbed, run: Run, predicted: Sequence[ViewTimes]) -> list[FailureRow]:
+def failure_rows(comparison: Comparison, run: Run, predicted: Sequence[ViewTimes]) -> list[FailureRow]:
     """Make a row for each time at which something fails, of bml alone.
 
     Raises:
         BmlError: other servers contributed after a failure than it leaves: one was lost besides, or the
             failure struck elsewhere.
     """
-    ends = [*(strike.iteration - 1 for strike in testbed.strikes[1:]), testbed.failing_iterations]
+    ends = [*(strike.iteration - 1 for strike in comparison.strikes[1:]), comparison.failing_iterations]
     found, begin = [], WARM_UP
-    for number, (strike, end) in enumerate(zip(testbed.strikes, ends, strict=True)):
-        left = testbed.failing().parts[number + 1].fabric.servers
+    for number, (strike, end) in enumerate(zip(comparison.strikes, ends, strict=True)):
+        left = comparison.failing().parts[number + 1].fabric.servers
         before_s = _median_s(run, begin, strike.iteration - 1)
         begin = strike.iteration + 1
         _check_contributors(run, begin, end, left, strike)
@@ -166,9 +162,9 @@ def failure_rows(testbed: Testbed, run: Run, predicted: Sequence[ViewTimes]) -> 
         struck_s = max(each.seconds for each in _between(run, strike.iteration - 1, begin))
         found.append(
             FailureRow(
-                who=testbed.own.who,
-                model=testbed.model,
-                fabric=testbed.own.fabric.name,
+                who=comparison.own.who,
+                model=comparison.model,
+                fabric=comparison.own.fabric.name,
                 failures=[str(failure) for failure in strike.failures],
                 iteration=strike.iteration,
                 survivors=len(left),
@@ -178,7 +174,6 @@ def failure_rows(testbed: Testbed, run: Run, predicted: Sequence[ViewTimes]) -> 
                 predicted_before_s=predicted[number].iteration_s,
                 predicted_after_s=expected_s,
                 off_after=after_s / expected_s - 1,
-                wrong=run.wrong,
                 processors=run.processors,
             )
         )

@@ -11,7 +11,7 @@ from string import ascii_lowercase
 
 from bml import fabric as emulated
 from bml.bench.failing import fault_of
-from bml.bench.training.asked import Contender, Testbed
+from bml.bench.training.asked import Comparison, Contender
 from bml.bench.training.replay import replay
 from bml.bench.training.rows import Run, iterations
 from bml.bench.training.work import middle_step, work
@@ -28,58 +28,60 @@ _DETECT_S = 3.0
 
 
 @contextmanager
-def wires(testbed: Testbed) -> Iterator[Wires]:
+def wires(comparison: Comparison) -> Iterator[Wires]:
     """Bring up the fabrics of all contenders, with NICs of one rate; take them down at the end.
 
     Raises:
         FabricError: this process is not root's, or the kernel cannot.
         UsageError: a fabric or a rate cannot be emulated.
     """
-    names = list(dict.fromkeys(each.fabric.name for each in testbed.contenders))
+    names = list(dict.fromkeys(each.fabric.name for each in comparison.contenders))
     with ExitStack() as at_end:
         made = {}
         for letter, name in zip(ascii_lowercase, names, strict=False):
             network = emulated.up(
-                name, testbed.rate_bit, name=f"train{os.getpid()}{letter}", maker=os.getpid()
+                name, comparison.rate_bit, name=f"train{os.getpid()}{letter}", maker=os.getpid()
             )
             at_end.callback(network.down)
             made[name] = network
         yield made
 
 
-def healthy(testbed: Testbed, wires: Wires, on_progress: OnProgress) -> dict[Contender, list[Run]]:
+def healthy(comparison: Comparison, wires: Wires, on_progress: OnProgress) -> dict[Contender, list[Run]]:
     """Let contenders take turns, a job each. Raises the error of a job, or BmlError if a sum was wrong."""
-    found: dict[Contender, list[Run]] = {each: [] for each in testbed.contenders}
-    order = testbed.contenders
-    for turn in range(testbed.turns):
+    found: dict[Contender, list[Run]] = {each: [] for each in comparison.contenders}
+    order = comparison.contenders
+    for turn in range(comparison.turns):
         start = turn % len(order)
         for each in order[start:] + order[:start]:
-            on_progress(f"{each.who} on {each.fabric}: turn {turn + 1} of {testbed.turns}")
-            found[each].append(_run(testbed, each, wires, testbed.run_iterations))
+            on_progress(f"{each.who} on {each.fabric}: turn {turn + 1} of {comparison.turns}")
+            found[each].append(_run(comparison, each, wires, comparison.run_iterations))
     return found
 
 
-def failing(testbed: Testbed, wires: Wires, on_progress: OnProgress) -> Run:
+def failing(comparison: Comparison, wires: Wires, on_progress: OnProgress) -> Run:
     """Run the job in which parts fail, each in the middle of an iteration's largest step.
 
     Raises the error of the job, or BmlError if a failure never struck, or a sum was wrong.
     """
-    n = testbed.failing_iterations
-    on_progress(f"bml on {testbed.own.fabric}, {n} iterations with failures")
-    replayed = work(testbed.layers, testbed.overlap, n)
+    n = comparison.failing_iterations
+    on_progress(f"bml on {comparison.own.fabric}, {n} iterations with failures")
+    replayed = work(comparison.layers, comparison.overlap, n)
     faults = [
         f"{fault_of(failure)}@step={middle_step(replayed, strike.iteration)}"
-        for strike in testbed.strikes
+        for strike in comparison.strikes
         for failure in strike.failures
     ]
-    return _run(testbed, testbed.own, wires, n, faults)
+    return _run(comparison, comparison.own, wires, n, faults)
 
 
-def _run(testbed: Testbed, contender: Contender, wires: Wires, n: int, faults: Sequence[str] = ()) -> Run:
+def _run(
+    comparison: Comparison, contender: Contender, wires: Wires, n: int, faults: Sequence[str] = ()
+) -> Run:
     name = contender.fabric.name
     before = _processor_times()
     result = launch(
-        partial(replay, work(testbed.layers, testbed.overlap, n)),
+        partial(replay, work(comparison.layers, comparison.overlap, n)),
         name,
         launcher="processes",
         algorithm=contender.algorithm,
@@ -98,7 +100,7 @@ def _checked(result: Result, contender: Contender, processors: float) -> Run:
     wrong = sum(value["wrong"] for value in result.values.values())
     if wrong:
         raise BmlError(f"{contender.who} on {contender.fabric}: {wrong} elements of sums were wrong")
-    return Run(iterations(result.values), wrong, len(result.report["views"]), processors)
+    return Run(iterations(result.values), len(result.report["views"]), processors)
 
 
 def _processor_times() -> list[int]:

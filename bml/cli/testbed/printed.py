@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bml.bench.training.asked import Testbed
+from bml.bench.training.asked import Comparison
 from bml.bench.training.rows import FailureRow, Row
 from bml.fabric import GOODPUT, rate_text
 
@@ -21,24 +21,24 @@ _HALF = 0.5
 class Answer:
     """What was measured: a row for each contender, bml first, and one for each time at which parts failed."""
 
-    testbed: Testbed
+    comparison: Comparison
     rows: list[Row]
     failures: list[FailureRow]
 
     def as_json(self) -> dict[str, Any]:
         """Return the answer to --json, without the seconds that it took."""
-        testbed = self.testbed
+        comparison = self.comparison
         return {
-            "model": testbed.model,
-            "fabric": testbed.own.fabric.name,
-            "servers": len(testbed.own.fabric.servers),
-            "rate_bit": testbed.rate_bit,
+            "model": comparison.model,
+            "fabric": comparison.own.fabric.name,
+            "servers": len(comparison.own.fabric.servers),
+            "rate_bit": comparison.rate_bit,
             "goodput": GOODPUT,
-            "scale": str(testbed.scale),
-            "nbytes": testbed.nbytes,
-            "steps": sum(1 for layer in testbed.layers if layer.nbytes),
-            "overlap": testbed.overlap.value,
-            "turns": testbed.turns,
+            "scale": str(comparison.scale),
+            "nbytes": comparison.nbytes,
+            "steps": sum(1 for layer in comparison.layers if layer.nbytes),
+            "overlap": comparison.overlap.value,
+            "turns": comparison.turns,
             "rows": [each.as_json() for each in self.rows],
             "failures": [each.as_json() for each in self.failures],
             "cores": os.cpu_count(),
@@ -49,7 +49,7 @@ class Answer:
 def show(answer: Answer) -> None:
     """Print what was asked for, a table of contenders, and one of failures."""
     console = Console(markup=False, highlight=False)
-    click.echo(_title(answer.testbed))
+    click.echo(_title(answer.comparison))
     table = Table(title="milliseconds of an iteration")
     table.add_column("who")
     table.add_column("fabric")
@@ -73,12 +73,12 @@ def show(answer: Answer) -> None:
             click.echo(f"{row.who} on {row.fabric} had {row.views} views: on a busy machine NICs look slow.")
 
 
-def _title(testbed: Testbed) -> str:
+def _title(comparison: Comparison) -> str:
     """Say what was sent: scaled gradients on slow wires are like whole ones on faster wires."""
-    mib, whole_bit = testbed.nbytes / 2**20, testbed.rate_bit / testbed.scale
-    sent = f"{mib:.1f} MiB of gradients" + (f", scaled to {testbed.scale}" if testbed.scale < 1 else "")
-    alike = f", as whole gradients with {float(whole_bit) / 1e9:.3g} Gbit/s" if testbed.scale < 1 else ""
-    return f"{testbed.model}: {sent}; NICs of {rate_text(testbed.rate_bit)}{alike}"
+    mib, whole_bit = comparison.nbytes / 2**20, comparison.rate_bit / comparison.scale
+    sent = f"{mib:.1f} MiB of gradients" + (f", scaled to {comparison.scale}" if comparison.scale < 1 else "")
+    alike = f", as whole gradients with {float(whole_bit) / 1e9:.3g} Gbit/s" if comparison.scale < 1 else ""
+    return f"{comparison.model}: {sent}; NICs of {rate_text(comparison.rate_bit)}{alike}"
 
 
 def _failures(rows: list[FailureRow]) -> Table:

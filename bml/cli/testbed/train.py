@@ -10,8 +10,8 @@ import click
 from bml import fabric as emulated
 from bml.bench.training.asked import (
     OWN,
+    Comparison,
     Contender,
-    Testbed,
     contenders,
     read_scale,
     scaled_down,
@@ -123,7 +123,7 @@ def train(
     text = f"ring,mesh@switch:{shape.n_servers}" if against is None else against
     layers = bucketed(model_layers(model, compute_s), read_size("bucket", bucket) or 1)
     share = usual_scale(sum(each.nbytes for each in layers)) if scale is None else read_scale(scale)
-    testbed = Testbed(
+    comparison = Comparison(
         model=model,
         layers=scaled_down(layers, share),
         scale=share,
@@ -135,49 +135,49 @@ def train(
         iterations=iterations,
         turns=turns,
     )
-    testbed.check()
-    _check_room(testbed)
-    found = _measure(testbed)
+    comparison.check()
+    _check_room(comparison)
+    found = _measure(comparison)
     if as_json:
         current().answer({**found.as_json(), "seconds": round(time.monotonic() - start_s, 3)})
     else:
         show(found)
 
 
-def _measure(testbed: Testbed) -> Answer:
+def _measure(comparison: Comparison) -> Answer:
     """Predict, then bring up the fabrics and run everything on them, and take them down."""
     from bml.bench.training import predicted
     from bml.bench.training.running import failing, healthy, wires
 
-    constants = _constants(testbed)
+    constants = _constants(comparison)
     with progress() as on_progress:
         on_progress("predicting")
-        expected = {each: predicted.healthy(testbed, each, constants) for each in testbed.contenders}
-        after = predicted.failing(testbed, constants) if testbed.strikes else []
+        expected = {each: predicted.healthy(comparison, each, constants) for each in comparison.contenders}
+        after = predicted.failing(comparison, constants) if comparison.strikes else []
         warn_if_busy()
-        with wires(testbed) as up:
-            seconds = testbed.turns * sum(
-                testbed.run_iterations * each.iteration_s for each in expected.values()
+        with wires(comparison) as up:
+            seconds = comparison.turns * sum(
+                comparison.run_iterations * each.iteration_s for each in expected.values()
             ) + sum(view.iterations * view.iteration_s for view in after)
             click.echo(f"about {seconds:.0f} s of iterations, and the starts of jobs", err=True)
-            runs = healthy(testbed, up, on_progress)
-            failed = failure_rows(testbed, failing(testbed, up, on_progress), after) if after else []
-    rows = compared([row(testbed, each, runs[each], expected[each]) for each in testbed.contenders])
-    return Answer(testbed, rows, failed)
+            runs = healthy(comparison, up, on_progress)
+            failed = failure_rows(comparison, failing(comparison, up, on_progress), after) if after else []
+    rows = compared([row(comparison, each, runs[each], expected[each]) for each in comparison.contenders])
+    return Answer(comparison, rows, failed)
 
 
-def _constants(testbed: Testbed) -> Constants:
+def _constants(comparison: Comparison) -> Constants:
     """Return the constants of servers on the emulated fabric, as jobs there have them."""
-    goodput = testbed.rate_bit / 8 * emulated.GOODPUT
-    return constants_of_emulated(load_constants()[0], goodput, testbed.own.fabric.n_servers)
+    goodput = comparison.rate_bit / 8 * emulated.GOODPUT
+    return constants_of_emulated(load_constants()[0], goodput, comparison.own.fabric.n_servers)
 
 
-def _check_room(testbed: Testbed) -> None:
+def _check_room(comparison: Comparison) -> None:
     """Raise UsageError if the gradients of all servers do not fit into memory."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    n_servers = testbed.own.fabric.n_servers
-    if _COPIES * testbed.nbytes * n_servers > memory:
+    n_servers = comparison.own.fabric.n_servers
+    if _COPIES * comparison.nbytes * n_servers > memory:
         raise UsageError(
-            f"{n_servers} servers with {testbed.nbytes >> 20} MiB of gradients do not fit into the memory of "
-            f"this machine, {memory >> 20} MiB: give a smaller --scale"
+            f"{n_servers} servers with {comparison.nbytes >> 20} MiB of gradients do not fit into the memory "
+            f"of this machine, {memory >> 20} MiB: give a smaller --scale"
         )
