@@ -18,8 +18,8 @@ from bml.topology import Fabric, Failure, parse, parse_failure
 OWN = "bml"
 WARM_UP = 2
 """Iterations at the beginning of a run that are not counted: connections open, memory is allocated."""
-MOST_NBYTES = 10 << 20
-"""By default gradients are scaled to at most so many bytes: a step takes about a second at 100 Mbit/s."""
+MOST_NBYTES = 5 << 19
+"""By default gradients are scaled to at most so many bytes, which take about a second at 20 Mbit/s."""
 _LEAST_SCALE = Fraction(1, 2**30)
 _SCALE = re.compile(r"([0-9]{1,9})(?:/([0-9]{1,10})|(\.[0-9]{1,9}))?")
 _STRUCK = re.compile(r"(.+)@([0-9]{1,6})")

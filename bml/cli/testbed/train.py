@@ -32,7 +32,8 @@ from bml.flows.training.networks import NETWORKS
 from bml.schedule.select.model import Constants
 from bml.topology import parse
 
-_RATE = "100mbit"
+_RATE = "20mbit"
+"""At which nine servers with two NICs leave two cores time, also beside other work."""
 _BUCKET = "25MiB"
 _COPIES = 8
 """Vectors of all gradients that a server has at most, with its patterns and results."""
@@ -54,7 +55,7 @@ _COPIES = 8
 @click.option(
     "--scale",
     metavar="R",
-    help="Share of each gradient's bytes that is sent, such as 1/8.  [default: 10 MiB in all at most]",
+    help="Share of each gradient's bytes that is sent, such as 1/8.  [default: 2.5 MiB in all at most]",
 )
 @click.option(
     "--compute-s",
@@ -80,7 +81,7 @@ _COPIES = 8
 @click.option(
     "--iterations",
     type=click.IntRange(1, 10_000),
-    default=5,
+    default=4,
     show_default=True,
     metavar="N",
     help="Of a turn, and after a failure; two more warm up.",
@@ -115,7 +116,7 @@ def train(
     Example:
       bml bench train --model vgg19
       bml bench train --model resnet50 --against ring,mesh,ps@switch:9 --fail server:4@10
-      bml bench train --model alexnet --fabric torus:3x2 --against ring --rate 200mbit --scale 1/16 --json
+      bml bench train --model alexnet --fabric torus:3x2 --against ring --rate 100mbit --scale 1/32 --json
     """
     start_s = time.monotonic()
     check_numba("bml bench train")
