@@ -53,13 +53,12 @@ def show(answer: Answer) -> None:
     table = Table(title="milliseconds of an iteration")
     table.add_column("who")
     table.add_column("fabric")
-    for name in ("iteration", "predicted", "off", "GST", "predicted", "bml's GST", "processors"):
+    for name in ("iteration", "predicted", "off", "GST", "reduction", "busy"):
         table.add_column(name, justify="right")
     for row in answer.rows:
-        less = "" if row.reduction is None else f"{-row.reduction:+.1%}"
+        less = "" if row.reduction is None else f"{row.reduction:.1%}"
         times = _ms(row.iteration_s), _ms(row.predicted_s), f"{row.off:+.1%}"
-        gst = _ms(row.gst_s), _ms(row.predicted_gst_s), less
-        table.add_row(row.who, row.fabric, *times, *gst, f"{row.processors:.0%}")
+        table.add_row(row.who, row.fabric, *times, _ms(row.gst_s), less, f"{row.processors:.0%}")
     console.print(table)
     if answer.failures:
         console.print(_failures(answer.failures))
@@ -83,15 +82,13 @@ def _title(comparison: Comparison) -> str:
 
 def _failures(rows: list[FailureRow]) -> Table:
     table = Table(title="bml when parts fail, milliseconds of an iteration")
-    for name in ("failed", "in iteration", "survivors", "recovery"):
-        table.add_column(name, justify="right" if name != "failed" else "left")
-    for name in ("before", "predicted", "after", "predicted", "off"):
+    table.add_column("failed")
+    for name in ("in", "left", "recovery", "before", "after", "predicted", "off", "busy"):
         table.add_column(name, justify="right")
     for row in rows:
-        before = _ms(row.before_s), _ms(row.predicted_before_s)
-        after = _ms(row.after_s), _ms(row.predicted_after_s), f"{row.off_after:+.1%}"
         what = ", ".join(row.failures), str(row.iteration), str(row.survivors), _ms(row.recovery_s)
-        table.add_row(*what, *before, *after)
+        after = _ms(row.after_s), _ms(row.predicted_after_s), f"{row.off_after:+.1%}"
+        table.add_row(*what, _ms(row.before_s), *after, f"{row.processors:.0%}")
     return table
 
 

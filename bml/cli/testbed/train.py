@@ -27,6 +27,7 @@ from bml.cli.values import FiniteRange
 from bml.cluster.spec.constants import constants_of_emulated, load_constants
 from bml.errors import UsageError
 from bml.flows.training.iterations import Overlap
+from bml.flows.training.job import ViewTimes
 from bml.flows.training.layers import bucketed
 from bml.flows.training.networks import NETWORKS
 from bml.schedule.select.model import Constants
@@ -146,25 +147,32 @@ def train(
 
 
 def _measure(comparison: Comparison) -> Answer:
-    """Predict, then bring up the fabrics and run everything on them, and take them down."""
+    """Bring up the fabrics, predict, run everything on them, and take them down."""
     from bml.bench.training import predicted
     from bml.bench.training.running import failing, healthy, wires
 
     constants = _constants(comparison)
     with progress() as on_progress:
-        on_progress("predicting")
-        expected = {each: predicted.healthy(comparison, each, constants) for each in comparison.contenders}
-        after = predicted.failing(comparison, constants) if comparison.strikes else []
         warn_if_busy()
+        on_progress("bringing up the fabrics")
         with wires(comparison) as up:
-            seconds = comparison.turns * sum(
-                comparison.run_iterations * each.iteration_s for each in expected.values()
-            ) + sum(view.iterations * view.iteration_s for view in after)
-            click.echo(f"about {seconds:.0f} s of iterations, and the starts of jobs", err=True)
+            on_progress("predicting")
+            expected = {
+                each: predicted.healthy(comparison, each, constants) for each in comparison.contenders
+            }
+            after = predicted.failing(comparison, constants) if comparison.strikes else []
+            click.echo(_duration(comparison, [*expected.values()], after), err=True)
             runs = healthy(comparison, up, on_progress)
             failed = failure_rows(comparison, failing(comparison, up, on_progress), after) if after else []
     rows = compared([row(comparison, each, runs[each], expected[each]) for each in comparison.contenders])
     return Answer(comparison, rows, failed)
+
+
+def _duration(comparison: Comparison, expected: list[ViewTimes], after: list[ViewTimes]) -> str:
+    """Say how long all iterations take together, if they take what was predicted."""
+    turn_s = comparison.run_iterations * sum(each.iteration_s for each in expected)
+    failing_s = sum(view.iterations * view.iteration_s for view in after)
+    return f"about {comparison.turns * turn_s + failing_s:.0f} s of iterations, and the starts of jobs"
 
 
 def _constants(comparison: Comparison) -> Constants:
