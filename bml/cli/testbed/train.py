@@ -34,7 +34,7 @@ from bml.schedule.select.model import Constants
 from bml.topology import parse
 
 _RATE = "20mbit"
-"""At which nine servers with two NICs leave two cores time, also beside other work."""
+"""At which nine servers with two NICs take less than half of two cores, whatever the size."""
 _BUCKET = "25MiB"
 _COPIES = 8
 """Vectors of all gradients that a server has at most, with its patterns and results."""
