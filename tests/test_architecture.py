@@ -74,8 +74,13 @@ ROOMS = (
 PURE = (
     "bml.topology",
     "bml.faults",
+    "bml.bench.failing",
     "bml.bench.fit",
     "bml.bench.rows",
+    "bml.bench.training.asked",
+    "bml.bench.training.predicted",
+    "bml.bench.training.rows",
+    "bml.bench.training.work",
     "bml.cluster.fleets.drains",
     "bml.cluster.fleets.muster",
     "bml.cluster.fleets.placement",

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from bml.bench import room
 from bml.bench.children import Children
+from bml.bench.failing import fault_of
 from bml.bench.host import RankError, Ranks
 from bml.bench.ranks import Vector, serve
 from bml.bench.rows import Block, Traffic, completions
@@ -24,7 +25,7 @@ from bml.cluster.launcher.launch import start
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.running import Job
 from bml.errors import BmlError
-from bml.topology import Fabric, LinkFailure, ServerFailure
+from bml.topology import Fabric
 from bml.train.session import Session
 
 PEERS = ("gloo", "openmpi", "openmpi-tcp")
@@ -131,14 +132,7 @@ class JobSettings:
     @property
     def faults(self) -> tuple[str, ...]:
         """The failures as faults that strike as soon as all servers have started."""
-        return tuple(f"{_as_fault(failure)}@t=0s" for failure in sorted(self.fabric.failures))
-
-
-def _as_fault(failure: Any) -> str:
-    """Return the fault that causes a failure: kill for a server, cut for a link; a switch keeps its name."""
-    kind, _, target = str(failure).partition(":")
-    renamed = {ServerFailure: "kill", LinkFailure: "cut"}.get(type(failure), kind)
-    return f"{renamed}:{target}"
+        return tuple(f"{fault_of(failure)}@t=0s" for failure in sorted(self.fabric.failures))
 
 
 class Own(_Ordered):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bml import fabric as emulated
@@ -21,11 +18,13 @@ from bml.bench import rows
 from bml.bench.calibration import Calibration
 from bml.bench.calibration import calibrate as measure_constants
 from bml.bench.contenders import PEERS, JobSettings
-from bml.bench.contest import Contest, OnProgress, Settings, busy, contest
+from bml.bench.contest import Contest, OnProgress, Settings, contest
 from bml.bench.rows import Row
 from bml.cli.output import current
 from bml.cli.plan import parse_bytes
 from bml.cli.printed import check_writable, strict_json, write_file
+from bml.cli.testbed.progress import progress, warn_if_busy
+from bml.cli.testbed.train import train
 from bml.cli.values import FiniteRange
 from bml.cluster.spec.constants import (
     constants_of_emulated,
@@ -63,6 +62,7 @@ def bench(ctx: click.Context, calibrating: bool, constants: Path | None, as_json
     Example:
       bml bench --calibrate
       bml bench allreduce --fabric bcube:3x2 --sizes 4KiB,64MiB --against gloo,openmpi
+      bml bench train --model vgg19
     """
     if calibrating and ctx.invoked_subcommand is None:
         ctx.invoke(calibrate, constants=constants, as_json=as_json)
@@ -89,8 +89,8 @@ def calibrate(constants: Path | None, as_json: bool) -> None:
       bml bench calibrate
       bml plan bcube:4x2 --bytes 16KiB
     """
-    with _progress() as on_progress:
-        _warn_if_busy()
+    with progress() as on_progress:
+        warn_if_busy()
         found = measure_constants(on_progress)
     stored = store_constants(found.constants, constants)
     if as_json:
@@ -205,8 +205,8 @@ class _Found:
 def _measure(settings: Settings, printing: bool) -> _Found:
     """Run the contest; with `printing` show the rows of every size as soon as they are there."""
     table: list[Row] = []
-    with _progress() as on_progress:
-        _warn_if_busy()
+    with progress() as on_progress:
+        warn_if_busy()
         with contest(settings, on_progress) as running:
             for number, group in enumerate(running.measure()):
                 table += group
@@ -312,22 +312,6 @@ def _theory(
     return known, goodputs, text + f", peers with one of {emulated.rate_text(one_switch)}"
 
 
-@contextmanager
-def _progress() -> Iterator[OnProgress]:
-    """Show on standard error, in one line, what is going on."""
-    console = Console(stderr=True)
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("starting")
-        yield lambda text: progress.update(task, description=text)
-
-
-def _warn_if_busy() -> None:
-    warning = busy()
-    if warning:
-        click.echo(f"Warning: {warning}", err=True)
-
-
 def _print_rows(group: list[Row], first: bool, on_progress: OnProgress) -> None:
     on_progress("printing")
     if first:
@@ -373,3 +357,6 @@ def _show_calibration(found: Calibration, stored: Path) -> None:
     console.print(samples)
     used = "bml plan --bytes uses them" if stored == default_path() else f"use them with --constants {stored}"
     console.print(f"measured in {found.seconds:.1f} s, stored in {stored}: {used}", soft_wrap=True)
+
+
+bench.add_command(train)

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -282,4 +283,17 @@ def test_a_process_whose_launcher_is_gone_ends_without_a_word(capsys: pytest.Cap
     mine, other = socket.socketpair()
     mine.close()
     worker.serve(other.detach())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_process_whose_job_ends_before_it_has_a_place_ends_without_a_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    launcher, process = socket.socketpair()
+    with launcher:
+        with closing(Outbox(launcher, 1)) as outbox:
+            outbox.put("end")
+            outbox.flush()
+        worker.serve(process.detach())
+        assert launcher.recv(1) == b"", "it has hung up"
     assert capsys.readouterr() == ("", "")

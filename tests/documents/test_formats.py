@@ -15,6 +15,8 @@ import pytest
 from reference_pages import names, rows
 
 from bml.bench.rows import Row
+from bml.bench.training import rows as training_rows
+from bml.cli.testbed.printed import Answer
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.running import Job
 from bml.cluster.process import training
@@ -65,6 +67,8 @@ TABLES = {
     "A view of `bml sim train`": lambda: {field.name for field in fields(ViewTimes)},
     "A layer of `bml sim train --model FILE`": lambda: {*layers._KEYS},
     "A row of `bml bench allreduce`": lambda: {field.name for field in fields(Row)},
+    "A row of `bml bench train`": lambda: {field.name for field in fields(training_rows.Row)},
+    "A failure of `bml bench train`": lambda: {field.name for field in fields(training_rows.FailureRow)},
 }
 
 
@@ -87,6 +91,7 @@ COMMANDS = {
     "bml figures": lambda: keys(command("figures.shown", "answer"), -1),
     "bml check": lambda: {*_strings(command("check", "check_command"), "keys")},
     "bml bench allreduce": lambda: keys(command("bench", "_answer")) | MACHINE | {"seconds"},
+    "bml bench train": lambda: keys(Answer.as_json) | {"seconds"},
     "bml bench calibrate": lambda: keys(command("bench", "_calibration_json"), -1) | MACHINE,
     "bml torchrun": lambda: keys(torchrun._Launcher.leave),
     "bml fabric up, status, …": lambda: keys(EmulatedFabric.status),

@@ -1,4 +1,4 @@
-"""The options that `bml sim` and `bml sim train` have in common, and how their texts are read."""
+"""The options that `bml sim`, `bml sim train` and others have in common, and how their texts are read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import click
 
 from bml.cli.plan import parse_bytes, parse_rates
 from bml.cli.values import FiniteRange
+from bml.flows.training.layers import Layer, assumed_s, computed_s, read_layers, scaled, spread
+from bml.flows.training.networks import NETWORKS
 from bml.schedule import ALGORITHMS
 from bml.topology import Fabric, UsageError, parse
 from bml.topology.fattree import is_inner, without_inner
@@ -73,6 +75,30 @@ def check_numba() -> None:
     """Raise UsageError without numba, which only simulations need: it takes 200 MB."""
     if importlib.util.find_spec("numba") is None:
         raise UsageError("simulation needs numba: pip install 'bml[sim]'")
+
+
+def model_layers(model: str, compute_s: float | None) -> list[Layer]:
+    """Return the layers of a known network or of a file.
+
+    Raises:
+        UsageError: there is no such network or file, the file has something else, or computes nothing.
+    """
+    if model in NETWORKS:
+        shapes = NETWORKS[model]()
+        return spread(shapes, assumed_s(shapes) if compute_s is None else compute_s)
+    path = Path(model)
+    if not path.is_file():
+        raise UsageError(f"'{model}' is no file, and no model: write one of {', '.join(NETWORKS)}")
+    try:
+        layers = read_layers(path.read_text(), model)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{model} cannot be read: {error}") from None
+    if compute_s is None:
+        return layers
+    known_s = computed_s(layers)
+    if not known_s:
+        raise UsageError(f"--compute-s cannot be spread over {model}: no layer computes for any time")
+    return scaled(layers, compute_s / known_s)
 
 
 def parse_rate(text: str) -> float:

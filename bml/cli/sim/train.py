@@ -10,11 +10,18 @@ from pathlib import Path
 import click
 
 from bml.cli.output import current
-from bml.cli.sim.options import check_numba, damaged, network_options, parse_rate, read_size
+from bml.cli.sim.options import (
+    check_numba,
+    damaged,
+    model_layers,
+    network_options,
+    parse_rate,
+    read_size,
+)
 from bml.cli.values import FiniteRange
 from bml.cluster.spec.constants import load_constants
 from bml.flows.training.iterations import Overlap
-from bml.flows.training.layers import Layer, assumed_s, bucketed, computed_s, read_layers, scaled, spread
+from bml.flows.training.layers import bucketed
 from bml.flows.training.networks import NETWORKS
 from bml.flows.training.training import DETECT_S, VIEW_S, Part, Training
 from bml.topology import UsageError
@@ -135,7 +142,7 @@ def train(
     rate_bit = parse_rate(rate)
     hop_s = known.alpha_s if delay_s is None else delay_s
     parts = _parts(fabric, link_rate, fail)
-    layers, bucket_nbytes = _layers(model, compute_s), read_size("bucket", bucket)
+    layers, bucket_nbytes = model_layers(model, compute_s), read_size("bucket", bucket)
     training = Training(
         layers=layers if bucket_nbytes is None else bucketed(layers, bucket_nbytes),
         iterations=iterations,
@@ -155,30 +162,6 @@ def train(
         return
     report = answer(asked)
     current().answer(asdict(report)) if as_json else show(report)
-
-
-def _layers(model: str, compute_s: float | None) -> list[Layer]:
-    """Return the layers of a known network or of a file.
-
-    Raises:
-        UsageError: there is no such network or file, the file has something else, or computes nothing.
-    """
-    if model in NETWORKS:
-        shapes = NETWORKS[model]()
-        return spread(shapes, assumed_s(shapes) if compute_s is None else compute_s)
-    path = Path(model)
-    if not path.is_file():
-        raise UsageError(f"'{model}' is no file, and no model: write one of {', '.join(NETWORKS)}")
-    try:
-        layers = read_layers(path.read_text(), model)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{model} cannot be read: {error}") from None
-    if compute_s is None:
-        return layers
-    known_s = computed_s(layers)
-    if not known_s:
-        raise UsageError(f"--compute-s cannot be spread over {model}: no layer computes for any time")
-    return scaled(layers, compute_s / known_s)
 
 
 def _parts(fabric: str, link_rate: tuple[str, ...], fail: tuple[str, ...]) -> list[Part]:

@@ -51,13 +51,13 @@ def serve(descriptor: int) -> None:
     """
     sock = close_on_fork(socket.socket(fileno=descriptor))
     try:
-        role, place, *rest = receive(sock)
+        role, place, *rest = _told(sock)
         if role == "spare":
             load(*rest)
-            role, place, *rest = receive(sock)
+            role, place, *rest = _told(sock)
     except (EOFError, OSError):
         sock.close()
-        return  # the launcher has gone before it said anything
+        return  # the job has ended, or the launcher has gone, before it said anything
     if place.namespace is not None:
         namespace.enter(place.namespace)  # before any socket is opened or thread started
     logs = LogsAside()
@@ -69,6 +69,14 @@ def serve(descriptor: int) -> None:
             _coordinate(sock, *rest)
     finally:
         logs.drain(_LAST_LOGS_S)
+
+
+def _told(sock: socket.socket) -> Any:
+    """Return what a process needs to begin. Raises EOFError if the job ends before, or the launcher goes."""
+    message = receive(sock)
+    if message[0] == "end":
+        raise EOFError
+    return message
 
 
 class _Launcher:
@@ -128,7 +136,7 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, incarn
     leave_on_sigterm(server)
     launcher.say(server.contact)
     try:
-        contacts, train = receive(sock)
+        contacts, train = _told(sock)
     except (EOFError, OSError):
         return  # the job does not begin, or begins without this server
     listening = (server, bool(spec.keeping.folder))

@@ -1,0 +1,1 @@
+"""`bml bench train`, and what commands that measure have in common."""
