@@ -466,7 +466,8 @@ def described_late(module: str, tree: ast.AST) -> list[str]:
                 if isinstance(node, ast.Call):
                     named = {each.arg for each in node.keywords}
                     name = dotted(node.func)
-                    if name.endswith(".Decoder") or (name.endswith("decode") and "type" in named):
+                    is_typed = name.endswith("decode") and "type" in named
+                    if is_typed or name.endswith((".Decoder", "msgspec.convert")):
                         found.append(f"{module}:{node.lineno} make a Decoder of the module")
     return found
 
@@ -478,5 +479,6 @@ def test_what_is_decoded_is_described_at_the_import() -> None:
 def test_the_check_finds_types_that_are_described_late() -> None:
     assert described_late("made_up", ast.parse("def f(b):\n    return msgspec.json.decode(b, type=T)"))
     assert described_late("made_up", ast.parse("def f(b):\n    return msgspec.json.Decoder(T).decode(b)"))
+    assert described_late("made_up", ast.parse("def f(b):\n    return msgspec.convert(b, T)"))
     assert not described_late("made_up", ast.parse("_decode = msgspec.json.Decoder(T).decode"))
     assert not described_late("made_up", ast.parse("def f(b):\n    return msgspec.json.decode(b)"))

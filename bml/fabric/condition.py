@@ -13,8 +13,13 @@ from bml.fabric.layout import MANAGEMENT, ONE_SWITCH, Cable, End, Layout, parse_
 from bml.faults.settings import DIRECTIONS, share_text
 from bml.topology.errors import UsageError
 
-#: A burst below about 70 kB splits every segment of 64 kB in software and ruins the throughput.
 BURST_NBYTES = 75_000
+"""What a NIC may send at once after a rest; see `short_burst`.
+
+Below about 70 kB every segment of 64 kB is split in software, which ruins the throughput.
+"""
+SHORT_S = 0.01
+"""A process of an emulated server waits about so long for a busy processor."""
 _QUEUE_S = 0.08
 _SEGMENT_S = 1.3e-3
 _LEAST_SEGMENT, _MOST_SEGMENT = 4 << 10, 64 << 10
@@ -89,13 +94,15 @@ class Condition:
     """`rate_bit` of the fabric's cables and `one_switch_bit` of the one-switch network's, in bits per second.
 
     A part may have several of the `damages` at a time. `holds` are pairs (damage, job): a damage stays until
-    each of these jobs has undone it. A damage that nobody holds was done by hand.
+    each of these jobs has undone it. A damage that nobody holds was done by hand. `burst_nbytes` is what an
+    end of a cable may send at once after a rest.
     """
 
     rate_bit: int
     one_switch_bit: int
     damages: frozenset[Damage] = frozenset()
     holds: frozenset[tuple[Damage, str]] = frozenset()
+    burst_nbytes: int = BURST_NBYTES
 
     @property
     def rates(self) -> tuple[int, int]:
@@ -133,7 +140,7 @@ class Condition:
 
     def unharmed(self) -> Condition:
         """The condition without any damage."""
-        return Condition(*self.rates)
+        return replace(self, damages=frozenset(), holds=frozenset())
 
     def _holders(self, damage: Damage) -> set[str]:
         return {job for held, job in self.holds if held == damage}
@@ -143,17 +150,19 @@ class Condition:
 class Setting:
     """The settings of one end of a cable. `rate_bit` None: unshaped; 0: it drops all that it sends.
 
-    `lost_share` is the fraction (0..1) of arriving packets that is dropped.
+    `lost_share` is the fraction (0..1) of arriving packets that is dropped. After a rest, `burst_nbytes` are
+    sent at once.
     """
 
     up: bool
     rate_bit: int | None
     lost_share: float = 0.0
+    burst_nbytes: int = BURST_NBYTES
 
     @property
     def queue_nbytes(self) -> int:
         """Bytes that may wait in the token bucket's queue: 80 ms of the rate, and the burst."""
-        return int((self.rate_bit or 0) / 8 * _QUEUE_S) + BURST_NBYTES
+        return int((self.rate_bit or 0) / 8 * _QUEUE_S) + self.burst_nbytes
 
     @property
     def segment_nbytes(self) -> int:
@@ -165,12 +174,21 @@ class Setting:
         return min(max(int((self.rate_bit or 0) / 8 * _SEGMENT_S), _LEAST_SEGMENT), _MOST_SEGMENT)
 
 
+def short_burst(rate_bit: int) -> int:
+    """Return bytes that make up for waits of SHORT_S, and for no more: what a rest gives away is small.
+
+    They are two packets that pass a queue of this rate at least: less would split or delay them.
+    """
+    packets_nbytes = 2 * Setting(True, rate_bit).segment_nbytes
+    return min(max(packets_nbytes, int(rate_bit / 8 * SHORT_S)), BURST_NBYTES)
+
+
 def setting(cable: Cable, end: End, condition: Condition) -> Setting:
     """The settings of this end of the cable."""
     if cable.network == MANAGEMENT:
         return Setting(up=True, rate_bit=None)
     if cable.network == ONE_SWITCH:
-        return Setting(up=True, rate_bit=condition.one_switch_bit)
+        return Setting(True, condition.one_switch_bit, burst_nbytes=condition.burst_nbytes)
     here = [damage for damage in condition.damages if _touches(damage, cable)]
     down = any(
         # A dead switch takes its ports down; a cut takes down the end that is not the named NIC's.
@@ -183,7 +201,7 @@ def setting(cable: Cable, end: End, condition: Condition) -> Setting:
     slow = (damage.rate_bit for damage in here if damage.kind == "slow" and _of_sent(damage, cable, end))
     lossy = (damage.share for damage in here if damage.kind == "loss" and _of_arriving(damage, cable, end))
     slowest, lost = min([condition.rate_bit, *slow]), max(lossy, default=0.0)
-    return Setting(up=not down, rate_bit=0 if silent else slowest, lost_share=lost)
+    return Setting(not down, 0 if silent else slowest, lost, condition.burst_nbytes)
 
 
 def _of(holds: frozenset[tuple[Damage, str]], damages: frozenset[Damage]) -> frozenset[tuple[Damage, str]]:

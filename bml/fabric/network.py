@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bml.fabric import bpf, inventory, namespace, state
-from bml.fabric.condition import Condition, Damage
+from bml.fabric.condition import BURST_NBYTES, Condition, Damage
 from bml.fabric.layout import (
     DEFAULT_NAME,
     SWITCHES,
@@ -208,20 +208,22 @@ def up(
     one_switch_rate: Rate | None = None,
     name: str = DEFAULT_NAME,
     maker: int = 0,
+    burst_nbytes: int = BURST_NBYTES,
 ) -> EmulatedFabric:
     """Bring up an emulated fabric on this machine; if it is up already, nothing changes.
 
     `rate` is that of every NIC, each way; `one_switch_rate` that of the one-switch network beside it
     (default: the same). Remains of an interrupted call are removed first. `maker` is the id of the process
     that will take the fabric down. Other processes may use it, but when the maker has ended the fabric is an
-    orphan: the next one that is brought up on this machine, whatever its name, removes it.
+    orphan: the next one that is brought up on this machine, whatever its name, removes it. After a rest a NIC
+    may send `burst_nbytes` at once; see `bml.fabric.condition.short_burst`.
 
     Raises UsageError for a fabric or a rate that cannot be, FabricError without root or pyroute2, if another
     fabric, or one with other rates, is up under this name, or if namespaces with its names are not ours.
     """
     layout = Layout(parse(fabric) if isinstance(fabric, str) else fabric, name)
     rate_bit = _bits(rate) or 0
-    condition = Condition(rate_bit, _bits(one_switch_rate) or rate_bit)
+    condition = Condition(rate_bit, _bits(one_switch_rate) or rate_bit, burst_nbytes=burst_nbytes)
     with state.locked():
         remove_orphans()
         inventory.refuse_others(name)

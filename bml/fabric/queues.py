@@ -43,7 +43,7 @@ def settle(ip: IPRoute, index: int, wanted: Setting) -> None:
         ip.tc("replace", "blackhole", index, _BLACKHOLE)
     elif wanted.rate_bit is not None:
         rate, limit = wanted.rate_bit // 8, wanted.queue_nbytes
-        ip.tc("replace", "tbf", index, _TBF, rate=rate, burst=BURST_NBYTES, limit=limit)
+        ip.tc("replace", "tbf", index, _TBF, rate=rate, burst=wanted.burst_nbytes, limit=limit)
         ip.link("set", index=index, gso_max_size=wanted.segment_nbytes)
         try:
             _divide(ip, index, rate, limit)

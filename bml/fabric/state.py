@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bml.fabric.condition import Condition, Damage
+from bml.fabric.condition import BURST_NBYTES, Condition, Damage
 from bml.topology.errors import FabricError, UsageError
 
 FOLDER = Path("/run/bml")
@@ -56,6 +56,7 @@ def load(name: str) -> State | None:
             int(content["one_switch_bit"]),
             frozenset(Damage.parse(text) for text in content["damages"]),
             frozenset((Damage.parse(text), str(job)) for text, job in content.get("holds", [])),
+            int(content.get("burst_nbytes", BURST_NBYTES)),
         )
         maker, began = int(content.get("maker", 0)), int(content.get("maker_began", 0))
         complete, alone = bool(content["complete"]), bool(content.get("alone", maker))
@@ -73,6 +74,7 @@ def save(name: str, state: State) -> None:
         "rate_bit": state.condition.rate_bit,
         "one_switch_bit": state.condition.one_switch_bit,
         "damages": sorted(str(damage) for damage in state.condition.damages),
+        "burst_nbytes": state.condition.burst_nbytes,
         "holds": sorted((str(damage), job) for damage, job in state.condition.holds),
         "complete": state.complete,
         "maker": state.maker,

@@ -35,12 +35,14 @@ class Basis(Enum):
     """What the published value is.
 
     `none`: we know of none. `value`: a number of the paper. `formula`: the paper's formula at this size.
+    `reading`: a formula as we read it, which differs from the paper's as the figure says.
     `range`: an end of a range, of which we know neither the fabric nor the setting that belongs to it.
     """
 
     none = ""
     value = "value"
     formula = "formula"
+    reading = "our reading"
     range = "range"
 
 

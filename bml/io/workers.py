@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,8 +22,8 @@ _COLLECT_AFTER = 50_000
 def workers(n: int) -> Iterator[Executor]:
     """Start so many, and end them at last, at once if the command fails.
 
-    Ctrl-C reaches all processes of a terminal. These ignore it, and the command's own ends them. Raises
-    FabricError if one of them was killed.
+    Ctrl-C reaches all processes of a terminal. These ignore it, and the command's own ends them. They end,
+    too, if that is killed. Raises FabricError if one of them was killed.
     """
     before = multiprocessing.active_children()
     spawn = multiprocessing.get_context("spawn")
@@ -41,4 +43,12 @@ def workers(n: int) -> Iterator[Executor]:
 
 def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_command, daemon=True).start()
     gc.set_threshold(_COLLECT_AFTER)
+
+
+def _end_with_the_command() -> None:
+    command = multiprocessing.parent_process()
+    assert command is not None
+    command.join()
+    os._exit(1)

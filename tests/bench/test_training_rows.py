@@ -153,8 +153,19 @@ def test_wrong_elements_are_counted():
     mean[17] = np.nan
     assert wrong(mean, each, SAMPLES, all_of_it=True) == 2
     assert wrong(mean, each, SAMPLES, all_of_it=False) == 1
-    lost = each * np.float32((SAMPLES + 1) / 2 - 1 / SAMPLES)  # the sum lacks the first sample
-    assert wrong(lost, each, SAMPLES, all_of_it=True) == 5000
+
+
+@pytest.mark.parametrize("n_servers", [1, 9, 16])
+def test_a_mean_without_a_sample_or_of_something_else_is_wrong(n_servers):
+    n = SAMPLES * n_servers
+    each, other = pattern(5000, 3), pattern(5000, 4)
+    mean = each * weight(np.arange(n)) / np.float32(n)
+    assert wrong(mean, each, n, True, iteration=2) == 0
+    assert wrong(each * weight(np.arange(1, n)) / np.float32(n), each, n, True, iteration=2) == 5000
+    assert wrong(mean, each, n, True, iteration=3) == 5000, "it is that of the iteration before"
+    assert wrong(mean, other, n, True, iteration=2) == 5000, "it is that of another gradient"
+    doubled = each * weight(np.arange(n), 3) / np.float32(n)
+    assert wrong(doubled, each, n, True, iteration=3) == 0
 
 
 def test_the_answer_says_how_gradients_were_scaled_and_that_processors_were_busy(capsys):

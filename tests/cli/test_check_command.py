@@ -1,8 +1,12 @@
 """`bml check`: what it prints, and that a violation shows."""
 
 import json
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
+import commands
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -89,3 +93,16 @@ def test_other_ranges_are_refused(text: str) -> None:
 def test_an_unknown_fabric_is_refused() -> None:
     result = CliRunner().invoke(main, ["check", "--fabric", "bcube:9"])
     assert result.exit_code == 2
+
+
+@pytest.mark.real
+@pytest.mark.timeout(60)
+def test_workers_end_with_a_command_that_is_killed(tmp_path: Path) -> None:
+    """They hold its standard streams open: a program that reads these would wait for ever."""
+    command = [sys.executable, "-m", "bml", "check", "--seeds", "0:100000", "--jobs", "2", "--json"]
+    with commands.begun(*command, env=commands.environment_in(tmp_path)) as process:
+        while len(psutil.Process(process.pid).children(recursive=True)) < 3:  # two, and multiprocessing's own
+            assert process.poll() is None
+        process.kill()
+        process.communicate(timeout=30)
+    assert commands.left_of(tmp_path) == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -106,14 +108,39 @@ def test_a_folder_that_cannot_be_written_is_refused() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_all_files_are_written_or_none(tmp_path: Path) -> None:
+def test_all_files_are_written_or_those_of_before_stay(tmp_path: Path) -> None:
     made = [
         Made(figure, switch_counts(), b"<svg/>") for figure in (*chosen("switch-count"), *chosen("one-kth"))
     ]
     (tmp_path / "one-kth.json").mkdir()
-    with pytest.raises(FabricError, match="could not be written"):
+    (tmp_path / "switch-count.svg").write_text("mine")
+    with pytest.raises(FabricError, match=r"could not be written: one-kth.json in it is a folder"):
         write(made, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["one-kth.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"one-kth.json", "switch-count.svg"}
+    assert (tmp_path / "switch-count.svg").read_text() == "mine"
+    (tmp_path / "one-kth.json").rmdir()
+    assert sorted(write(made, tmp_path)) == sorted(str(path) for path in tmp_path.iterdir())
+    assert (tmp_path / "switch-count.svg").read_text() == "<svg/>"
+
+
+def test_a_full_disk_leaves_the_files_of_before(tmp_path: Path) -> None:
+    made = [Made(figure, switch_counts(), b"<svg/>") for figure in chosen("switch-count")]
+    for path in write(made, tmp_path):
+        Path(path).write_text("mine")
+    large = [replace(each, picture=bytes(1 << 20)) for each in made]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(FabricError, match="could not be written: File too large"):
+            write(large, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "switch-count.svg": "mine",
+        "switch-count.json": "mine",
+    }
 
 
 @pytest.mark.real

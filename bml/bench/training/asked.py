@@ -20,6 +20,7 @@ WARM_UP = 2
 """Iterations at the beginning of a run that are not counted: connections open, memory is allocated."""
 MOST_NBYTES = 5 << 19
 """By default gradients are scaled to at most so many bytes, which take about a second at 20 Mbit/s."""
+MOST_FABRICS = 26
 _LEAST_SCALE = Fraction(1, 2**30)
 _SCALE = re.compile(r"([0-9]{1,9})(?:/([0-9]{1,10})|(\.[0-9]{1,9}))?")
 _STRUCK = re.compile(r"(.+)@([0-9]{1,6})")
@@ -115,15 +116,30 @@ class Comparison:
                     f"{each.who}@{each.fabric} has {others} servers, {self.own.fabric} has {n_servers}: "
                     "compare fabrics of as many servers, which share the same work"
                 )
+            if each.algorithm in ("auto", OWN) and each.fabric.name == self.own.fabric.name:
+                raise UsageError(f"{each.who} on {self.own.fabric} is what the others are compared with")
         for each in self.contenders:
             plan(each.fabric, each.algorithm)  # raises if it cannot work there
+        names = {each.fabric.name for each in self.contenders}
+        if len(names) > MOST_FABRICS:
+            raise UsageError(f"{len(names)} fabrics would be up at a time, at most {MOST_FABRICS} can be")
         if self.strikes:
             if self.strikes[0].iteration < WARM_UP + 2:
                 raise UsageError(
                     f"a failure in iteration {self.strikes[0].iteration} has no iterations before it: "
                     f"the first {WARM_UP} warm up, so let it strike in iteration {WARM_UP + 2} or later"
                 )
+            self._check_strikes()
             self.failing().check()
+
+    def _check_strikes(self) -> None:
+        fabric = self.own.fabric
+        for strike in self.strikes:
+            for failure in strike.failures:
+                left = fabric.without(failure)
+                if len(left.links) == len(fabric.links):
+                    raise UsageError(f"{failure}@{strike.iteration} strikes what has failed before")
+                fabric = left
 
 
 def contenders(against: str, own: Fabric) -> tuple[Contender, ...]:

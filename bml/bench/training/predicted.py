@@ -1,4 +1,4 @@
-"""What a model of networks predicts for trainings on the emulated fabric: no measurement is in it. Pure."""
+"""What a model of networks predicts for trainings on the emulated fabric; no such training is in it. Pure."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class _Replay:
     def __init__(self, work: Work, session: Session):
         self._work = work
         self._session = session
-        self._patterns = [pattern(each.size) for each in work.gradients]
+        self._patterns = [pattern(each.size, number) for number, each in enumerate(work.gradients)]
         self._gradients = [session.empty(each.size) for each in work.gradients]
         self._recomputed: tuple[int, bytes] | None = None
         self._computed_s: list[float] = []
@@ -42,9 +42,9 @@ class _Replay:
         for batch in self._session.batches(n, global_batch=n, epochs=self._work.iterations):
             means = self._iterate(batch)
             self._contributors.append(self._session.contributors)
-            number = len(self._ends_s) - 1
+            number = batch.epoch_no
             for mean, each in zip(means, self._patterns, strict=True):
-                self._wrong += wrong(mean, each, n, all_of_it=number in (0, last))
+                self._wrong += wrong(mean, each, n, number in (0, last), number)
         return {
             "computed_s": self._computed_s,
             "ends_s": self._ends_s,
@@ -56,7 +56,7 @@ class _Replay:
         """Compute one iteration and return the means. Times are kept on a schedule: no delay adds up."""
         began_s, share = time.monotonic(), share_of(len(batch.indices))
         for number in range(len(self._gradients)):
-            self._fill(number, batch.indices)
+            self._gradients[number][:] = self._patterns[number] * weight(batch.indices, batch.epoch_no)
         handles = []
         for number, each in enumerate(self._work.gradients):
             due_s = self._work.compute_s if self._work.late else each.ready_s
@@ -78,12 +78,9 @@ class _Replay:
             if self._recomputed != asked:
                 self._recomputed = asked
                 time.sleep(share_of(len(lost)) * self._work.compute_s)
-            return self._patterns[number] * weight(lost)
+            return self._patterns[number] * weight(lost, batch.epoch_no)
 
         return batch.allreduce_async(self._gradients[number], recompute)
-
-    def _fill(self, number: int, indices: Indices) -> None:
-        self._gradients[number][:] = self._patterns[number] * weight(indices)
 
 
 def _sleep_until(due_s: float) -> None:

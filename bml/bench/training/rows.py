@@ -78,7 +78,8 @@ class FailureRow:
     `before_s` and `after_s` are medians of the iterations before, since the failure before that, and after.
     `recovery_s` is how much longer the iteration in which they struck took than one before, the next one
     if that was longer. `predicted_before_s` and `predicted_after_s` are those of the model of networks, in
-    which the `survivors` share the work; `off_after` compares the last two, as `Row.off`.
+    which the `survivors` share the work; `off_after` compares the last two, as `Row.off`. `other_views`
+    counts views of the run that no failure asked for: in them times are those of other wires.
     """
 
     who: str
@@ -93,6 +94,7 @@ class FailureRow:
     predicted_before_s: float
     predicted_after_s: float
     off_after: float
+    other_views: int
     processors: float
 
     def as_json(self) -> dict[str, Any]:
@@ -174,6 +176,7 @@ def failure_rows(comparison: Comparison, run: Run, predicted: Sequence[ViewTimes
                 predicted_before_s=predicted[number].iteration_s,
                 predicted_after_s=expected_s,
                 off_after=after_s / expected_s - 1,
+                other_views=max(0, run.views - 1 - len(comparison.strikes)),
                 processors=run.processors,
             )
         )

@@ -19,6 +19,7 @@ from bml.cluster.launcher.launch import launch
 from bml.cluster.launcher.result import Result
 from bml.errors import BmlError
 from bml.fabric import EmulatedFabric
+from bml.fabric.condition import short_burst
 
 OnProgress = Callable[[str], None]
 Wires = Mapping[str, EmulatedFabric]
@@ -38,9 +39,13 @@ def wires(comparison: Comparison) -> Iterator[Wires]:
     names = list(dict.fromkeys(each.fabric.name for each in comparison.contenders))
     with ExitStack() as at_end:
         made = {}
-        for letter, name in zip(ascii_lowercase, names, strict=False):
+        for letter, name in zip(ascii_lowercase, names, strict=False):  # no more than MOST_FABRICS
             network = emulated.up(
-                name, comparison.rate_bit, name=f"train{os.getpid()}{letter}", maker=os.getpid()
+                name,
+                comparison.rate_bit,
+                name=f"train{os.getpid()}{letter}",
+                maker=os.getpid(),
+                burst_nbytes=short_burst(comparison.rate_bit),
             )
             at_end.callback(network.down)
             made[name] = network
@@ -110,7 +115,8 @@ def _processor_times() -> list[int]:
 
 
 def _used(before: Sequence[int], after: Sequence[int]) -> float:
-    """Return the share of processor time that was neither idle nor of processes of low priority."""
+    """Return the share of processor time that was neither idle nor of processes of lower priority."""
     spent = [now - then for then, now in zip(before, after, strict=True)]
     _, nice, _, idle, waiting, *_ = spent
-    return 1 - (nice + idle + waiting) / max(1, sum(spent))
+    others = nice if os.getpriority(os.PRIO_PROCESS, 0) <= 0 else 0
+    return 1 - (others + idle + waiting) / max(1, sum(spent))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -68,7 +68,9 @@ def _rounded(value: float | None) -> float | None:
 
 
 def write(made: Sequence[Made], folder: Path) -> list[str]:
-    """Write NAME.svg and NAME.json of each figure into a folder, all or none; return their paths.
+    """Write NAME.svg and NAME.json of each figure into a folder; return their paths.
+
+    They take the place of older ones when all have been written; until then these stay as they were.
 
     Raises:
         FabricError: a file or the folder can no longer be written.
@@ -76,19 +78,18 @@ def write(made: Sequence[Made], folder: Path) -> list[str]:
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for each in made:
-            text = strict_json(record(each.figure, each.points), indent=1) + "\n"
-            for suffix, content in ((".svg", each.picture), (".json", text.encode())):
-                written.append(folder / f"{each.figure.name}{suffix}")
-                written[-1].write_bytes(content)
-    except BaseException as error:  # Ctrl-C, too
-        with suppress(OSError):
-            for file in written:
-                file.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise FabricError(f"{folder} could not be written: {error.strerror or error}") from None
-        raise
-    return [str(file) for file in written]
+        with TemporaryDirectory(prefix=".figures-", dir=folder) as beside:
+            for each in made:
+                text = strict_json(record(each.figure, each.points), indent=1) + "\n"
+                for suffix, content in ((".svg", each.picture), (".json", text.encode())):
+                    written.append(Path(beside) / f"{each.figure.name}{suffix}")
+                    written[-1].write_bytes(content)
+            taken = [file.name for file in written if (folder / file.name).is_dir()]
+            if taken:
+                raise FabricError(f"{folder} could not be written: {taken[0]} in it is a folder")
+            return [str(file.replace(folder / file.name)) for file in written]
+    except OSError as error:
+        raise FabricError(f"{folder} could not be written: {error.strerror or error}") from None
 
 
 def answer(made: Sequence[Made], files: Sequence[str], seconds: float) -> dict[str, Any]:

@@ -67,6 +67,8 @@ def show(answer: Answer) -> None:
         click.echo(
             "The processors were more than half busy: wires may have waited for them. Give a lower --rate."
         )
+    if any(each.other_views for each in answer.failures):
+        click.echo("There were more views than failures: on a busy machine NICs look slow.")
     for row in answer.rows:
         if row.views > 1:
             click.echo(f"{row.who} on {row.fabric} had {row.views} views: on a busy machine NICs look slow.")

@@ -111,7 +111,8 @@ def train(
     as the model computes, and sum gradients of its sizes at --scale. Contenders take turns on wires of
     equal NICs, and every server checks the sums. `gst_s` is what an iteration takes from the end of backward
     until all gradients are sums, `reduction` by how much less that is with bml. Predictions are those of
-    `bml sim train`: nothing measured is in them. The survivors of a failure share its work.
+    `bml sim train`, with the constants of `bml bench calibrate` or defaults: nothing that this command
+    measures is in them. The survivors of a failure share its work.
 
     \b
     Example:
@@ -162,8 +163,9 @@ def _measure(comparison: Comparison) -> Answer:
             }
             after = predicted.failing(comparison, constants) if comparison.strikes else []
             click.echo(_duration(comparison, [*expected.values()], after), err=True)
-            runs = healthy(comparison, up, on_progress)
+            # First, as it can end with an error: a server is taken for dead on a busy machine.
             failed = failure_rows(comparison, failing(comparison, up, on_progress), after) if after else []
+            runs = healthy(comparison, up, on_progress)
     rows = compared([row(comparison, each, runs[each], expected[each]) for each in comparison.contenders])
     return Answer(comparison, rows, failed)
 

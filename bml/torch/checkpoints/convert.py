@@ -14,7 +14,7 @@ from bml.topology.errors import UsageError
 from bml.torch.attached.memory import bits_of
 from bml.torch.checkpoints.named import NamedValues
 from bml.train.keeping.files import why
-from bml.train.keeping.parts import Key, by_key
+from bml.train.keeping.parts import Key, by_key, decode_key
 from bml.train.keeping.resuming import newest_whole, read
 from bml.train.keeping.stores import files_of, folder_of
 from bml.train.keeping.writer import Writer
@@ -86,7 +86,7 @@ def import_checkpoint(folder: str | os.PathLike[str], target: str | os.PathLike[
 
 def _what_was_exported(ours: dict[str, Any]) -> tuple[Manifest, Key]:
     manifest = decode_manifest(ours["kept.manifest"])
-    return manifest, msgspec.convert((ours["kept.steps"], ours["kept.job"], 1), Key)
+    return manifest, decode_key(msgspec.msgpack.encode((ours["kept.steps"], ours["kept.job"], 1)))
 
 
 def _write(key: Key, snapshot: Snapshot, target: str | os.PathLike[str]) -> None:

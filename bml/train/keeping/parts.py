@@ -51,6 +51,10 @@ class Key(NamedTuple):
         return f"the checkpoint after step {self.steps} of the job {self.job}"
 
 
+decode_key = msgspec.msgpack.Decoder(Key).decode
+"""Decode a checkpoint. Raises msgspec.MsgspecError for other bytes."""
+
+
 class Header(msgspec.Struct, frozen=True):
     """What a part says of itself: `nbytes` is the length of the whole snapshot, `state` a digest of its
     manifest and of samples of its arrays, which is equal in all parts, `payload` that of this part's bytes.
