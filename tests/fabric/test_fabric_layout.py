@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bml.fabric import bpf, state
-from bml.fabric.condition import Condition, Damage, Setting, setting
+from bml.fabric.condition import Condition, Damage, Setting, setting, short_burst
 from bml.fabric.injector import falling
 from bml.fabric.layout import MANAGEMENT, Layout, belongs, parse_rate, rate_text
 from bml.fabric.state import State
@@ -276,6 +276,28 @@ def test_namespaces_of_other_fabrics_are_other_names() -> None:
 def test_what_passes_a_queue_as_one_packet_takes_about_a_millisecond(rate: str, nbytes: int) -> None:
     """But for very slow cables, which would have the processor handle every packet by itself."""
     assert Setting(up=True, rate_bit=parse_rate(rate)).segment_nbytes == nbytes
+
+
+@pytest.mark.parametrize(
+    ("rate", "nbytes"), [("1mbit", 8192), ("20mbit", 25_000), ("100mbit", 75_000), ("1gbit", 75_000)]
+)
+def test_a_short_burst_is_ten_milliseconds_and_two_packets_at_least(rate: str, nbytes: int) -> None:
+    assert short_burst(parse_rate(rate)) == nbytes
+
+
+def test_a_burst_stays_in_damage_and_in_what_is_saved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(state, "FOLDER", tmp_path)
+    condition = Condition(RATE, OTHER, burst_nbytes=25_000)
+    slow = condition.damaged(Damage.parse("slow:0/0,rate=1mbit"))
+    assert slow.unharmed() == condition
+    state.save("short", State("bcube:3x2", slow, complete=True))
+    saved = state.load("short")
+    assert saved is not None
+    assert saved.condition == slow
+    cable = Layout(bcube(3, 2)).cable((0, 0))
+    assert {setting(cable, end, slow).burst_nbytes for end in (cable.near, cable.far)} == {25_000}
 
 
 def test_every_damage_can_be_read_as_it_is_written() -> None:
