@@ -29,6 +29,7 @@ def workers(n: int) -> Iterator[Executor]:
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(n, spawn, _begin)
     try:
+        _start(pool, n)
         yield pool
     except BaseException as error:
         for process in multiprocessing.active_children():
@@ -39,6 +40,24 @@ def workers(n: int) -> Iterator[Executor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _start(pool: Executor, n: int) -> None:
+    """Start all processes, with SIGINT blocked: they inherit that, and it cannot end them in an import.
+
+    Python tells it to the main thread whichever thread has got it, so it is held back until all have started.
+    """
+    came = threading.Event()
+    handler = signal.signal(signal.SIGINT, lambda number, frame: came.set())
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for _ in range(n):
+            pool.submit(int)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGINT, handler)
+    if came.is_set():
+        signal.raise_signal(signal.SIGINT)
 
 
 def _begin() -> None:

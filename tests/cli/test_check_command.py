@@ -1,6 +1,7 @@
 """`bml check`: what it prints, and that a violation shows."""
 
 import json
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -93,6 +94,25 @@ def test_other_ranges_are_refused(text: str) -> None:
 def test_an_unknown_fabric_is_refused() -> None:
     result = CliRunner().invoke(main, ["check", "--fabric", "bcube:9"])
     assert result.exit_code == 2
+
+
+#: Python alone takes 10 MB, and a worker with all its imports 50 and more.
+IMPORTING_NBYTES = 18 << 20
+
+
+@pytest.mark.real
+@pytest.mark.timeout(60)
+def test_an_interrupt_while_workers_start_shows_nothing_of_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bml", "check", "--seeds", "0:100000", "--jobs", "2"]
+    with commands.begun(*command, env=commands.environment_in(tmp_path)) as process:
+        family = psutil.Process(process.pid)
+        while not any(each.memory_info().rss > IMPORTING_NBYTES for each in family.children()[1:]):
+            assert process.poll() is None
+        commands.interrupt(process, signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "Traceback" not in stderr
+    assert commands.left_of(tmp_path) == []
 
 
 @pytest.mark.real
