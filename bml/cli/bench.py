@@ -24,6 +24,7 @@ from bml.cli.output import current
 from bml.cli.plan import parse_bytes
 from bml.cli.printed import check_writable, strict_json, write_file
 from bml.cli.testbed.progress import progress, warn_if_busy
+from bml.cli.testbed.room import check_room
 from bml.cli.testbed.train import train
 from bml.cli.values import FiniteRange
 from bml.cluster.spec.constants import (
@@ -180,7 +181,9 @@ def allreduce(
     settings = Settings(
         job, rows.sizes(sizes, parse_bytes), _peers(against), known, repetitions, block_s, *goodputs
     )
-    _check_room(max(settings.sizes), len(job.fabric.servers))
+    largest = max(settings.sizes)  # of which each server has at least two
+    vectors = f"vectors of {rows.size_text(largest)}"
+    check_room(len(job.fabric.servers), 2 * largest, vectors, "give smaller --sizes")
     _check_files(plot, trace)
     found = _measure(settings, printing=not as_json)
     _write_files(found, plot, trace)
@@ -250,16 +253,6 @@ def _write_files(found: _Found, plot: Path | None, trace: Path | None) -> None:
         write_file(trace, strict_json(found.running.trace()))
     if plot is not None:
         picture.plot(found.rows, _title(found), plot)
-
-
-def _check_room(nbytes: int, servers: int) -> None:
-    """Raise UsageError if the vectors do not fit into memory: each server has at least two."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if 2 * nbytes * servers > memory:
-        raise UsageError(
-            f"{servers} servers with vectors of {rows.size_text(nbytes)} do not fit into the memory of this "
-            f"machine, {rows.size_text(memory)}: give smaller --sizes"
-        )
 
 
 def _job(

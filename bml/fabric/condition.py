@@ -18,7 +18,7 @@ BURST_NBYTES = 75_000
 
 Below about 70 kB every segment of 64 kB is split in software, which ruins the throughput.
 """
-SHORT_S = 0.01
+_SHORT_S = 0.01
 """A process of an emulated server waits about so long for a busy processor."""
 _QUEUE_S = 0.08
 _SEGMENT_S = 1.3e-3
@@ -175,12 +175,12 @@ class Setting:
 
 
 def short_burst(rate_bit: int) -> int:
-    """Return bytes that make up for waits of SHORT_S, and for no more: what a rest gives away is small.
+    """Return bytes that make up for waits of 10 ms, and for no more: what a rest gives away is small.
 
     They are two packets that pass a queue of this rate at least: less would split or delay them.
     """
     packets_nbytes = 2 * Setting(True, rate_bit).segment_nbytes
-    return min(max(packets_nbytes, int(rate_bit / 8 * SHORT_S)), BURST_NBYTES)
+    return min(max(packets_nbytes, int(rate_bit / 8 * _SHORT_S)), BURST_NBYTES)
 
 
 def setting(cable: Cable, end: End, condition: Condition) -> Setting:

@@ -9,7 +9,7 @@ docs/explanation/papers.md are made from this registry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -79,6 +79,15 @@ class Point:
         if self.ours is None or not self.published:
             return None
         return self.ours / self.published
+
+
+def ends(series: str, values: Collection[float], how: How, published: tuple[float, float]) -> list[Point]:
+    """Return the least and the most of reductions, in percent, beside those of a published range."""
+    least, most = published
+    return [
+        Point(series, "least", max(values), how, least, Basis.range),
+        Point(series, "most", min(values), how, most, Basis.range),
+    ]
 
 
 Points = Callable[..., Sequence[Point]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bml.figures.figure import Basis, How, Point, figure
+from bml.figures.figure import Basis, How, Point, ends, figure
 from bml.figures.sources import HIPS
 from bml.figures.steps import by_formula, counted, simulated
 from bml.topology import Fabric, Torus, big_switch, parse
@@ -109,7 +109,7 @@ def _hips(fabric: Fabric) -> tuple[float | None, How]:
 def reductions(sizes: Sequence[int] = SIZES, depths: Sequence[int] = DEPTHS) -> list[Point]:
     """Return how much less HiPS takes than flat algorithms: at each size, least and most, in percent."""
     found = []
-    for family, ends in _RANGES.items():
+    for family, published in _RANGES.items():
         fabrics = list(_fabrics(family.lower(), sizes, depths))
         for flat in ("mesh", "ring", "Fat-Tree"):
             series = f"{family} against {flat}"
@@ -118,12 +118,11 @@ def reductions(sizes: Sequence[int] = SIZES, depths: Sequence[int] = DEPTHS) -> 
                 Point(series, fabric.name.partition(":")[2], value, How.theory)
                 for fabric, value in zip(fabrics, values, strict=True)
             ]
-            least, most = max(values), min(values)
-            found.append(Point(series, "least", least, How.theory, ends[0], Basis.range))
-            found.append(Point(series, "most", most, How.theory, ends[1], Basis.range))
+            found += ends(series, values, How.theory, published)
             if family == "BCube" and flat in _ABSTRACT:
                 note = "beside the most of our sizes; the abstract does not say on which fabric"
-                found.append(Point(series, "abstract", most, How.theory, _ABSTRACT[flat], Basis.value, note))
+                known = _ABSTRACT[flat]
+                found.append(Point(series, "abstract", min(values), How.theory, known, Basis.value, note))
     return found
 
 

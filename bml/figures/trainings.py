@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bml.figures.figure import Basis, How, Point, figure
+from bml.figures.figure import How, Point, ends, figure
 from bml.figures.sources import BML, FAULT_TOLERANT
 from bml.flows.training.iterations import Overlap
 from bml.flows.training.job import train
@@ -24,7 +24,7 @@ _OTHERS = {
     "ring, one switch": ("switch:9", "ring"),
     "mesh, Fat-Tree": ("fattree:4/9", "mesh"),
 }
-_LEAST, _MOST = -18.7, -56.4
+_RANGE = (-18.7, -56.4)
 """Published least and most reductions, in percent."""
 _ITERATIONS = 1000
 
@@ -62,11 +62,7 @@ def job_completion(models: Sequence[str] = MODELS, rates: Sequence[int] = RATES)
                     times = (_seconds(*each, layers, rate, overlap) for each in (_BCUBE, other))
                     values[f"{model} {rate}G"] = (next(times) / next(times) - 1) * 100
             found += [Point(series, at, value, How.simulation) for at, value in values.items()]
-            for at, value, end in (
-                ("least", max(values.values()), _LEAST),
-                ("most", min(values.values()), _MOST),
-            ):
-                found.append(Point(series, at, value, How.simulation, end, Basis.range))
+            found += ends(series, values.values(), How.simulation, _RANGE)
     return found
 
 

@@ -22,8 +22,8 @@ _COLLECT_AFTER = 50_000
 def workers(n: int) -> Iterator[Executor]:
     """Start so many, and end them at last, at once if the command fails.
 
-    Ctrl-C reaches all processes of a terminal. These ignore it, and the command's own ends them. They end,
-    too, if that is killed. Raises FabricError if one of them was killed.
+    Ctrl-C reaches all processes of a terminal. In these it is blocked, and the command's own ends them. They
+    end, too, if that is killed. Raises FabricError if one of them was killed.
     """
     before = multiprocessing.active_children()
     spawn = multiprocessing.get_context("spawn")
@@ -43,7 +43,7 @@ def workers(n: int) -> Iterator[Executor]:
 
 
 def _start(pool: Executor, n: int) -> None:
-    """Start all processes, with SIGINT blocked: they inherit that, and it cannot end them in an import.
+    """Start all processes, with SIGINT blocked: they inherit that, so it ends none in an import either.
 
     Python tells it to the main thread whichever thread has got it, so it is held back until all have started.
     """
@@ -61,7 +61,6 @@ def _start(pool: Executor, n: int) -> None:
 
 
 def _begin() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_command, daemon=True).start()
     gc.set_threshold(_COLLECT_AFTER)
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
-from reference_pages import REFERENCE, ROOT, names
+from reference_pages import REFERENCE, ROOT, names, script
 
 VARIABLE = re.compile(r"\bBML_[A-Z][A-Z_]*[A-Z]\b")
 
 
 def test_the_page_of_commands_is_that_of_today() -> None:
-    spec = importlib.util.spec_from_file_location("commands_page", ROOT / "docs" / "commands.py")
-    assert spec is not None
-    assert spec.loader is not None
-    writer = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(writer)
+    writer = script("commands")
     page = (REFERENCE / "commands.md").read_text()
     assert page == writer.page(), "run: python docs/commands.py"
     assert page.count("\n## ") > 15

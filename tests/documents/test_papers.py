@@ -5,25 +5,19 @@ Figures that take long are computed for some of their parameters only.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
+from reference_pages import script
 
 from bml.cli.figures.shown import record
 from bml.figures import failures, fat_tree, hips, trainings
 from bml.figures.figure import Point, registered
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-SPEC = importlib.util.spec_from_file_location("papers", DOCS / "papers.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-papers = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(papers)
+papers = script("papers")
 
 SAMPLES: dict[str, Callable[[], Any]] = {
     "gst-bcube": partial(hips.gst_on_bcube, (4,), (2, 3)),

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+from reference_pages import script
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-SPEC = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-tables = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(tables)
+tables = script("tables")
 
 
 def test_every_table_is_as_the_code_has_it() -> None:

@@ -56,7 +56,7 @@ class Comparison:
         overlap: `none` or `backward`, see `bml.flows.training.iterations`.
         own: bml on the fabric that was asked for.
         against: the other contenders.
-        strikes: what fails in the last run, in order of time; empty: there is no such run.
+        strikes: what fails in a run of bml alone, in order of time; empty: there is no such run.
         iterations: counted iterations of a run, and of those after a failure.
         turns: runs of each contender.
     """

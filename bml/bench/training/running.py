@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 
 from bml import fabric as emulated
+from bml.bench.contest import OnProgress
 from bml.bench.failing import fault_of
 from bml.bench.training.asked import Comparison, Contender
 from bml.bench.training.replay import replay
@@ -21,7 +22,6 @@ from bml.errors import BmlError
 from bml.fabric import EmulatedFabric
 from bml.fabric.condition import short_burst
 
-OnProgress = Callable[[str], None]
 Wires = Mapping[str, EmulatedFabric]
 """Name of a fabric, such as bcube:3x2 -> the emulated fabric."""
 _DETECT_S = 3.0

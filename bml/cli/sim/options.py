@@ -19,6 +19,8 @@ from bml.schedule import ALGORITHMS
 from bml.topology import Fabric, UsageError, parse
 from bml.topology.fattree import is_inner, without_inner
 
+Command = Callable[..., Any]
+
 _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kmgt])bit(?:/s)?", re.IGNORECASE)
 _UNIT = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -44,11 +46,26 @@ _NETWORK = (
 )
 
 
-def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def network_options(command: Command) -> Command:
     """Give a command the options of the network and its schedules."""
     for option in reversed(_NETWORK):
         command = option(command)
     return command
+
+
+def model_options(most_s: float) -> Callable[[Command], Command]:
+    """Give a command the options that `model_layers` reads; computation may take up to `most_s` seconds."""
+    model = click.option(
+        "--model", required=True, metavar="M", help=f"{', '.join(NETWORKS)}, or a JSON file of layers."
+    )
+    compute = click.option(
+        "--compute-s",
+        type=FiniteRange(0, most_s, min_open=True),
+        metavar="S",
+        help="Seconds of forward and backward of an iteration.  "
+        "[default: 32 samples at 10 Tflop/s, or those of the file]",
+    )
+    return lambda command: model(compute(command))
 
 
 def damaged(fabric: str, link_rate: tuple[str, ...], failures: Iterable[str]) -> Fabric:

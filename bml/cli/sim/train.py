@@ -14,6 +14,7 @@ from bml.cli.sim.options import (
     check_numba,
     damaged,
     model_layers,
+    model_options,
     network_options,
     parse_rate,
     read_size,
@@ -22,7 +23,6 @@ from bml.cli.values import FiniteRange
 from bml.cluster.spec.constants import load_constants
 from bml.flows.training.iterations import Overlap
 from bml.flows.training.layers import bucketed
-from bml.flows.training.networks import NETWORKS
 from bml.flows.training.training import DETECT_S, VIEW_S, Part, Training
 from bml.topology import UsageError
 
@@ -33,14 +33,7 @@ _MOST_ITERATIONS = 10**9
 
 @click.command()
 @click.argument("fabric")
-@click.option("--model", required=True, metavar="M", help=f"{', '.join(NETWORKS)}, or a JSON file of layers.")
-@click.option(
-    "--compute-s",
-    type=FiniteRange(0, 1e6, min_open=True),
-    metavar="S",
-    help="Seconds of forward and backward of an iteration.  "
-    "[default: 32 samples at 10 Tflop/s, or those of the file]",
-)
+@model_options(most_s=1e6)
 @click.option(
     "--bucket",
     metavar="P",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import click
@@ -20,28 +19,26 @@ from bml.bench.training.asked import (
 )
 from bml.bench.training.rows import compared, failure_rows, row
 from bml.cli.output import current
-from bml.cli.sim.options import check_numba, model_layers, read_size
+from bml.cli.sim.options import check_numba, model_layers, model_options, read_size
 from bml.cli.testbed.printed import Answer, show
 from bml.cli.testbed.progress import progress, warn_if_busy
-from bml.cli.values import FiniteRange
+from bml.cli.testbed.room import check_room
 from bml.cluster.spec.constants import constants_of_emulated, load_constants
-from bml.errors import UsageError
 from bml.flows.training.iterations import Overlap
 from bml.flows.training.job import ViewTimes
 from bml.flows.training.layers import bucketed
-from bml.flows.training.networks import NETWORKS
 from bml.schedule.select.model import Constants
 from bml.topology import parse
 
 _RATE = "20mbit"
-"""At which nine servers with two NICs take less than half of two cores, whatever the size."""
+"""At which nine servers with two NICs keep two cores busy for two thirds of the time."""
 _BUCKET = "25MiB"
 _COPIES = 8
 """Vectors of all gradients that a server has at most, with its patterns and results."""
 
 
 @click.command()
-@click.option("--model", required=True, metavar="M", help=f"{', '.join(NETWORKS)}, or a JSON file of layers.")
+@model_options(most_s=1e3)
 @click.option("--fabric", default="bcube:3x2", show_default=True, help="Such as bcube:3x2 or torus:3x2.")
 @click.option(
     "--against",
@@ -57,13 +54,6 @@ _COPIES = 8
     "--scale",
     metavar="R",
     help="Share of each gradient's bytes that is sent, such as 1/8.  [default: 2.5 MiB in all at most]",
-)
-@click.option(
-    "--compute-s",
-    type=FiniteRange(0, 1e3, min_open=True),
-    metavar="S",
-    help="Seconds of forward and backward of an iteration.  "
-    "[default: 32 samples at 10 Tflop/s, or those of the file]",
 )
 @click.option(
     "--bucket",
@@ -139,7 +129,8 @@ def train(
         turns=turns,
     )
     comparison.check()
-    _check_room(comparison)
+    gradients = f"{comparison.nbytes >> 20} MiB of gradients"
+    check_room(shape.n_servers, _COPIES * comparison.nbytes, gradients, "give a smaller --scale")
     found = _measure(comparison)
     if as_json:
         current().answer({**found.as_json(), "seconds": round(time.monotonic() - start_s, 3)})
@@ -181,14 +172,3 @@ def _constants(comparison: Comparison) -> Constants:
     """Return the constants of servers on the emulated fabric, as jobs there have them."""
     goodput = comparison.rate_bit / 8 * emulated.GOODPUT
     return constants_of_emulated(load_constants()[0], goodput, comparison.own.fabric.n_servers)
-
-
-def _check_room(comparison: Comparison) -> None:
-    """Raise UsageError if the gradients of all servers do not fit into memory."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    n_servers = comparison.own.fabric.n_servers
-    if _COPIES * comparison.nbytes * n_servers > memory:
-        raise UsageError(
-            f"{n_servers} servers with {comparison.nbytes >> 20} MiB of gradients do not fit into the memory "
-            f"of this machine, {memory >> 20} MiB: give a smaller --scale"
-        )
