@@ -27,7 +27,7 @@ from bml.cluster.spec.job import JobSpec
 from bml.cluster.torchrun import launcher as torchrun
 from bml.fabric.network import EmulatedFabric
 from bml.flows.training import layers
-from bml.flows.training.job import ViewTimes
+from bml.flows.training.training import ViewTimes
 from bml.predict.foretold import foretold
 from bml.train.balancing.throughput import SizeSummary
 from bml.transport.interface import LinkStats

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bml.bench.training.asked import Comparison, Contender
-from bml.flows.training.job import ViewTimes, train
-from bml.flows.training.training import Part, Training
+from bml.flows.training.job import train
+from bml.flows.training.training import Part, Training, ViewTimes
 from bml.flows.training.wires import Network
 from bml.schedule.select.model import Constants
 

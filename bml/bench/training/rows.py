@@ -10,7 +10,7 @@ from typing import Any
 
 from bml.bench.training.asked import WARM_UP, Comparison, Contender, Strike
 from bml.errors import BmlError
-from bml.flows.training.job import ViewTimes
+from bml.flows.training.training import ViewTimes
 
 
 @dataclass(frozen=True)

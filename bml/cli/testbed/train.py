@@ -25,8 +25,8 @@ from bml.cli.testbed.progress import progress, warn_if_busy
 from bml.cli.testbed.room import check_room
 from bml.cluster.spec.constants import constants_of_emulated, load_constants
 from bml.flows.training.iterations import Overlap
-from bml.flows.training.job import ViewTimes
 from bml.flows.training.layers import bucketed
+from bml.flows.training.training import ViewTimes
 from bml.schedule.select.model import Constants
 from bml.topology import parse
 

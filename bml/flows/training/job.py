@@ -8,40 +8,16 @@ wires goes on after that, and what was still to be sent is sent by the schedules
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bml.flows.training.iterations import Iterations, Overlap, in_steps
 from bml.flows.training.layers import Layer, computed_s, scaled
-from bml.flows.training.training import Training
+from bml.flows.training.training import Training, ViewTimes
 from bml.flows.training.wires import Network, Wires
 
 _GRAIN = 1e-9
 """Two states are the same if their times differ by less than so many iterations."""
 _MOST_PLAYED = 1000
 """Iterations of a view that are played if no state comes twice; the others are taken to be like these."""
-
-
-@dataclass(frozen=True)
-class ViewTimes:
-    """What a view took. Times are seconds.
-
-    `iteration_s` is an iteration in the long run; of it `compute_s` the slowest server computes, and in
-    `exposed_s` it waits for the wires, which take `communication_s` for all gradients. `seconds` is the whole
-    view, with `lost_s` until the failures at its beginning were noticed and the view had changed.
-    """
-
-    view: int
-    since: int
-    iterations: int
-    failures: list[str]
-    survivors: int
-    algorithms: list[str]
-    iteration_s: float
-    compute_s: float
-    exposed_s: float
-    communication_s: float
-    lost_s: float
-    seconds: float
 
 
 def train(training: Training, network: Network) -> list[ViewTimes]:

@@ -1,4 +1,4 @@
-"""What is asked of a simulated training: layers, iterations, and the parts of the run between failures."""
+"""What is asked of a simulated training, and what it takes: layers, parts between failures, times."""
 
 from __future__ import annotations
 
@@ -75,3 +75,26 @@ class Training:
                     f"{', '.join(part.failures)} after {part.since} iterations leaves {left} of {had} "
                     "servers, and a job ends unless more than half are left"
                 )
+
+
+@dataclass(frozen=True)
+class ViewTimes:
+    """What a view took. Times are seconds.
+
+    `iteration_s` is an iteration in the long run; of it `compute_s` the slowest server computes, and in
+    `exposed_s` it waits for the wires, which take `communication_s` for all gradients. `seconds` is the whole
+    view, with `lost_s` until the failures at its beginning were noticed and the view had changed.
+    """
+
+    view: int
+    since: int
+    iterations: int
+    failures: list[str]
+    survivors: int
+    algorithms: list[str]
+    iteration_s: float
+    compute_s: float
+    exposed_s: float
+    communication_s: float
+    lost_s: float
+    seconds: float
