@@ -19,7 +19,7 @@ from itertools import combinations
 
 from bml.schedule import Programs, Schedules, bound, bound_kind, gst, plan, verify
 from bml.schedule.packed.packing import _plan, packed
-from bml.schedule.select.cases import _built
+from bml.schedule.select.cases import _built, _built_large
 from bml.schedule.select.choice import prepare
 from bml.schedule.select.model import DEFAULTS
 from bml.topology import parse
@@ -39,6 +39,9 @@ SEVERAL = {
     "bcube:8x2": (500, 500),
     "torus:4x3": (500, 500),
 }
+LARGE = ("bcube:32x2", "bcube:10x3", "bcube:4x5")
+LARGE_MS = {(1, 3): 1000, (4, 6): 3000}
+"""From so many to so many failures -> milliseconds of planning, at most."""
 
 
 @dataclass
@@ -102,9 +105,13 @@ class Speed:
 
 @dataclass
 class Several:
-    """From the healthy fabric to one server's program for 2 to 6 random failures, planned from nothing."""
+    """From the healthy fabric to one server's program for random failures, planned from nothing.
+
+    `failures`: from how many to how many.
+    """
 
     fabric: str
+    failures: tuple[int, int]
     nbytes: int
     cases: int
     median_ms: float
@@ -122,6 +129,7 @@ def forget():
     """Drop all plans that were kept."""
     _plan.cache_clear()
     _built.cache_clear()
+    _built_large.cache_clear()
 
 
 def all_parts(fabric):
@@ -198,16 +206,18 @@ def groups(quick):
         found = [fabric for fabric in found if survivable(fabric)]
         yield f"{name} pairs", found[:: 40 if quick else 1], 1.05, 1.15
     for name in RANDOM:
-        yield f"{name} random 1-6", random_sets(name, 25 if quick else 500, 1), 1.05, 1.15
+        yield f"{name} random 1-6", random_sets(name, 25 if quick else 500, (1, 6)), 1.05, 1.15
+    for name in LARGE:
+        yield f"{name} random 1-6", random_sets(name, 2 if quick else 6, (1, 6)), 1.02, 1.03
 
 
-def random_sets(name, count, fewest):
-    """Fabrics with so many to 6 failures, always the same ones."""
+def random_sets(name, count, failures):
+    """Fabrics with from so many to so many failures, always the same ones."""
     rng = random.Random(1)
     healthy, found = parse(name), []
     possible = all_parts(healthy)
     while len(found) < count:
-        fabric = healthy.without(*rng.sample(possible, rng.randint(fewest, 6)))
+        fabric = healthy.without(*rng.sample(possible, rng.randint(*failures)))
         if survivable(fabric):
             found.append(fabric)
     return found
@@ -247,10 +257,10 @@ def speed(name, limit_ms, runs):
         yield Speed(str(fabric), min(anew), limit_ms, *found, CACHED_MS)
 
 
-def several(name, nbytes, limits_ms, count):
+def several(name, failures, nbytes, limits_ms, count):
     """Plan for several failures from nothing, as a running job does."""
     times_ms = []
-    for fabric in random_sets(name, count, 2):
+    for fabric in random_sets(name, count, failures):
         forget()
         failures = fabric.failures
         start_s = time.process_time()
@@ -259,7 +269,17 @@ def several(name, nbytes, limits_ms, count):
         times_ms.append((time.process_time() - start_s) * 1e3)
     times_ms.sort()
     median, p95 = (times_ms[int(part * (count - 1))] for part in (0.5, 0.95))
-    return Several(name, nbytes, count, median, p95, times_ms[-1], *limits_ms)
+    return Several(name, failures, nbytes, count, median, p95, times_ms[-1], *limits_ms)
+
+
+def jobs(quick):
+    """Yield what running jobs plan: the arguments of `several`."""
+    for name, limits_ms in SEVERAL.items():
+        for nbytes in SIZES:
+            yield name, (2, 6), nbytes, limits_ms, 10 if quick else 100
+    for name in LARGE:
+        for failures, limit_ms in LARGE_MS.items():
+            yield name, failures, SIZES[-1], (limit_ms, limit_ms), 5 if quick else 20
 
 
 def print_case(case):
@@ -289,8 +309,9 @@ def print_speed(row):
 
 
 def print_several(row):
+    few, many = row.failures
     print(
-        f"{row.fabric:12} {row.nbytes:9} bytes, {row.cases} sets of 2-6 failures: "
+        f"{row.fabric:12} {row.nbytes:9} bytes, {row.cases} sets of {few}-{many} failures: "
         f"median {row.median_ms:6.1f} ms (<= {row.limit_median_ms}), 95 % {row.p95_ms:6.1f}, "
         f"worst {row.worst_ms:6.1f} (<= {row.limit_worst_ms})  {'kept' if row.kept else 'MISSED'}",
         flush=True,
@@ -308,7 +329,7 @@ def main():
         print(
             f"{'cases':24} {'number':>6} {'mean':>7} {'worst':>7}  {'':14} {'>detour':>6} {'pieces':>7} depth"
         )
-    results, cases, speeds, jobs = [], [], [], []
+    results, cases, speeds, planned = [], [], [], []
     for name, fabrics, mean, worst in groups(options.quick):
         group, measured = summarise(name, fabrics, mean, worst, options.all and show)
         results.append(group)
@@ -322,11 +343,10 @@ def main():
             speeds.append(row)
             if show:
                 print_speed(row)
-    for name, limits_ms in SEVERAL.items():
-        for nbytes in SIZES:
-            jobs.append(several(name, nbytes, limits_ms, 10 if options.quick else 100))
-            if show:
-                print_several(jobs[-1])
+    for arguments in jobs(options.quick):
+        planned.append(several(*arguments))
+        if show:
+            print_several(planned[-1])
     forget()
     start_s = time.process_time()
     plans = prepare(parse("bcube:4x3"), "auto", DEFAULTS)
@@ -339,12 +359,12 @@ def main():
                 {
                     "groups": [{**asdict(group), "kept": group.kept} for group in results],
                     "speed": [{**asdict(row), "kept": row.kept} for row in speeds],
-                    "several": [{**asdict(row), "kept": row.kept} for row in jobs],
+                    "several": [{**asdict(row), "kept": row.kept} for row in planned],
                     "cases": [asdict(case) for case in cases],
                 }
             )
         )
-    sys.exit(0 if all(item.kept for item in [*results, *speeds, *jobs]) else 1)
+    sys.exit(0 if all(item.kept for item in [*results, *speeds, *planned]) else 1)
 
 
 if __name__ == "__main__":

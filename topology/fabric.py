@@ -25,6 +25,8 @@ Rates: TypeAlias = tuple[tuple[Link, Fraction], ...]
 """The links whose rate is not 1, in order, with their rate in units of B."""
 
 NORMAL = Fraction(1)
+_KEPT = 4
+"""Damaged fabrics that a fabric keeps: each has tables of its own, and servers ask for few."""
 _MOST_OF_RATE = 10**30
 #: Read by Fraction only if it is short: 1e99999999 has as many digits.
 _RATE = re.compile(r"[-+0-9._/ ]{1,64}(e[-+]?[0-9]{1,2})?", re.IGNORECASE)
@@ -211,10 +213,15 @@ class Fabric:
         Raises:
             UsageError: a text is no failure, or the fabric has no such part.
         """
-        parsed = [parse_failure(item) if isinstance(item, str) else item for item in failures]
+        parsed = frozenset(parse_failure(item) if isinstance(item, str) else item for item in failures)
+        known = self._damaged.get(parsed)
+        if known is not None:
+            return known
         for failure in parsed:
             self._check(failure)
-        return Fabric(self.wiring, self.failures.union(parsed), self.rates)
+        if len(self._damaged) == _KEPT:
+            self._damaged.clear()
+        return self._damaged.setdefault(parsed, Fabric(self.wiring, self.failures | parsed, self.rates))
 
     # How fast it is.
 
@@ -238,6 +245,11 @@ class Fabric:
             merged[server, level] = _exact_rate(given, f"{server}/{level}")
         changed = sorted((link, rate) for link, rate in merged.items() if rate != NORMAL)
         return Fabric(self.wiring, self.failures, tuple(changed))
+
+    @cached_property
+    def _damaged(self) -> dict[frozenset[Failure], Fabric]:
+        """The last fabrics that `without` has returned: servers ask for that of a view again and again."""
+        return {}
 
     @cached_property
     def _rates(self) -> dict[Link, Fraction]:

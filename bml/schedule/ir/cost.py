@@ -47,8 +47,12 @@ class Load:
 def load(forest: Forest, fabric: Fabric) -> Load:
     """Count what every NIC, and every inner link of a Fat-Tree, sends and receives, relays included."""
     shape = (fabric.n_servers, fabric.levels)
-    sent, received = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     inside = isinstance(fabric.wiring, FatTree)
+    if not (forest.detours or forest.broadcast or inside):
+        # Each edge is one hop, there and back: both its NICs send and receive the piece once.
+        used = forest.edges_per_nic(fabric.levels)
+        return Load(used, used, forest.whole)
+    sent, received = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     pairs = np.zeros((fabric.n_servers, fabric.n_servers) if inside else (0, 0), np.int64)
     for phase in Phase:
         for hops in forest.blocks(phase):

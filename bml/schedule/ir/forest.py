@@ -116,6 +116,21 @@ class Forest:
         stage = self.broadcast.stage if phase is Phase.BROADCAST and self.broadcast else self.stage
         return int(stage.max(initial=-1)) + 1
 
+    def edges_per_nic(self, levels: int) -> NDArray[np.int64]:
+        """Weight of the tree edges of `parent` at each NIC, int64 [server, level]; the NIC is that of `level`
+        at both ends, so there must be no detours."""
+        n_servers = self.parent.shape[1]
+        used = np.zeros(n_servers * levels, np.int64)
+        rows = max(1, _BLOCK // max(1, n_servers))
+        for start in range(0, self.pieces, rows):
+            parent, level = self.parent[start : start + rows], self.level[start : start + rows]
+            there = parent >= 0
+            weight = np.repeat(self.weight[start : start + rows], there.sum(axis=1))
+            at = level[there].astype(np.int64)
+            for server in (parent[there], np.nonzero(there)[1]):
+                used += _weighed(server * np.int64(levels) + at, weight, len(used))
+        return used.reshape(n_servers, levels)
+
     def path(self, piece: int, server: int, phase: Phase = Phase.REDUCE) -> Path:
         """Hops (from, level, to) of the edge between a server and its parent, in the order of travel.
 
@@ -144,6 +159,15 @@ class Forest:
             return _columns(tree.source, tree.level, tree.stage, tree.detours, start, stop, incoming=True)
         hops = _columns(self.parent, self.level, self.stage, self.detours, start, stop, incoming=False)
         return hops if phase is Phase.REDUCE else _reverse(hops, self.n_stages(Phase.REDUCE) - 1)
+
+
+def _weighed(places: NDArray[np.int64], weight: NDArray[np.int64], n_places: int) -> NDArray[np.int64]:
+    """Sum of the weights at each place; exact."""
+    if (weight == 1).all():
+        return np.bincount(places, minlength=n_places)
+    found = np.zeros(n_places, np.int64)
+    np.add.at(found, places, weight)
+    return found
 
 
 def _reverse(hops: Hops, last_stage: int) -> Hops:

@@ -3,7 +3,8 @@
 No server merely relays: one that passes a partial sum on adds its own first. Both phases use the same trees
 and run at the same time. So the cost depends only on how often each NIC is in a tree (see `packed_trees`),
 and the least possible maximum is what `bound` computes. We start from healthy trees, mend only what is broken
-and then move subtrees off overloaded NICs.
+and then move subtrees off overloaded NICs. In a large packing a failure breaks a part of the trees only; no
+others are touched.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import lru_cache
 from math import ceil
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bml.schedule.algorithms.bml import bml
 from bml.schedule.algorithms.detour import detour
@@ -22,11 +24,13 @@ from bml.schedule.ir.forest import AT_ROOT, NOT_THERE, Forest
 from bml.schedule.ir.nics import Nics, cut_bound, number_nics
 from bml.schedule.packed.search import ROUNDING, Search, whole_pieces
 from bml.schedule.packed.symmetry import representative, without_repeats
-from bml.schedule.packed.trees import Trees
+from bml.schedule.packed.trees import Standing, Trees
 from bml.topology import BCube, Fabric, FabricError, ServerFailure
 
 _KEPT_PLANS = 32
 """Forests kept for the next time; a healthy BCube needs three for all its single failures."""
+_MOST_KEPT = 256
+"""Servers of a fabric up to which they are kept: the trees of 1024 have up to 40 MB."""
 _PIECES = (60, 200)
 """Number of trees, unless one tree per server and NIC is more: finer pieces let loads even out better."""
 _MOST_ENTRIES = 1 << 23
@@ -51,7 +55,7 @@ def packed(fabric: Fabric) -> Forest:
     if not fits(fabric):
         raise FabricError(f"{fabric.name} is too large to be packed: ask for detour, or for hips")
     case, symmetry = representative(without_repeats(fabric))
-    forest = _plan(case)
+    forest = _plan(case) if fabric.n_servers <= _MOST_KEPT else _made(case)
     return symmetry.apply(forest) if symmetry else forest
 
 
@@ -62,6 +66,10 @@ def fits(fabric: Fabric) -> bool:
 
 @lru_cache(maxsize=_KEPT_PLANS)
 def _plan(fabric: Fabric) -> Forest:
+    return _made(fabric)
+
+
+def _made(fabric: Fabric) -> Forest:
     forest = _best(fabric)
     for column in (forest.root, forest.weight, forest.parent, forest.level, forest.stage):
         column.setflags(write=False)
@@ -74,7 +82,7 @@ def _best(fabric: Fabric) -> Forest:
     nics = number_nics(fabric)
     search = Search(nics)
     forest = _forest(nics, search.run(_sets(nics, cut_bound(nics))))
-    if search.is_optimal or not _may_do_better(fabric):
+    if search.is_enough or not _may_do_better(fabric):
         return forest
     paper = detour(fabric)
     return paper if gst(paper, fabric) < gst(forest, fabric) else forest
@@ -102,6 +110,8 @@ def _sets(nics: Nics, target: Fraction) -> int:
 
 def _forest(nics: Nics, trees: Trees) -> Forest:
     """Write trees down in columns; equal ones become one piece of their common weight."""
+    if trees.standing:
+        return _among(nics, trees, trees.standing)
     weight: dict[tuple[tuple[int, ...], tuple[int, ...], int], int] = {}
     first: list[int] = []
     for tree, root in enumerate(trees.roots):
@@ -109,18 +119,41 @@ def _forest(nics: Nics, trees: Trees) -> Forest:
         if key not in weight:
             first.append(tree)
         weight[key] = weight.get(key, 0) + 1
-    live = np.array(nics.servers, np.int32)
     own, parent, depth = (
         np.array([table[tree] for tree in first], np.int32)
         for table in (trees.own, trees.parent, trees.depth)
     )
-    shape = (len(first), nics.fabric.n_servers)
+    roots, weights = np.array([trees.roots[tree] for tree in first]), np.array([*weight.values()], np.int64)
+    return _columns(nics, roots, weights, own, parent, depth)
+
+
+def _among(nics: Nics, trees: Trees, standing: Standing) -> Forest:
+    """Write down trees that changed among those that did not, each in its place; all are different."""
+    columns = []
+    for all_rows, changed in (
+        (standing.own, trees.own), (standing.parent, trees.parent), (standing.depth, trees.depth)
+    ):  # fmt: skip
+        columns.append(all_rows.copy())
+        columns[-1][standing.changes] = np.array(changed, np.int32).reshape(len(changed), all_rows.shape[1])
+    return _columns(nics, standing.roots, np.ones(trees.pieces, np.int64), *columns)
+
+
+def _columns(
+    nics: Nics,
+    roots: NDArray[np.int64],
+    weights: NDArray[np.int64],
+    own: NDArray[np.int32],
+    parent: NDArray[np.int32],
+    depth: NDArray[np.int32],
+) -> Forest:
+    """The forest of these trees; tables as in `Trees`, [tree, place]."""
+    live = np.array(nics.servers, np.int32)
+    shape = (len(roots), nics.fabric.n_servers)
     parents, level = np.full(shape, NOT_THERE, np.int32), np.full(shape, -1, np.int8)
     stage = np.full(shape, -1, np.int16)
     at_root = own < 0
     owner, of_level = live[np.array([*nics.owner, 0])], np.array([*nics.level, -1], np.int8)
-    parents[:, live] = np.where(at_root, AT_ROOT, owner[parent])
+    parents[:, live] = np.where(at_root, np.int32(AT_ROOT), owner[parent])
     level[:, live] = of_level[own]
     stage[:, live] = np.where(at_root, -1, depth.max(initial=0) - depth)
-    roots = live[[trees.roots[tree] for tree in first]]
-    return Forest(roots, np.array(list(weight.values()), np.int64), parents, level, stage)
+    return Forest(live[roots], weights, parents, level, stage)

@@ -24,6 +24,12 @@ _FAIRLY = Fraction(41, 40)
 """This near finer pieces are tried before other trees are."""
 _WELL = Fraction(101, 100)
 """This near no other trees are tried, and no finer pieces."""
+_LARGE_ROOM = Fraction(101, 100)
+"""In large packings NICs have so many times the room that they need at least: so few are overloaded, …"""
+_LARGE_ENOUGH = Fraction(51, 50)
+"""… and this near a proved bound nothing further is tried: a step may be waiting."""
+_LARGE_EFFORT = 100
+"""Servers brought into trees of a large packing, per server of the fabric, those that were missing beside."""
 _PASSES = 10
 """Passes over the overloaded NICs for one aim; most often five do."""
 _LOOK_EVERY = 4
@@ -63,8 +69,14 @@ class Search:
         self.effort = 0
 
     def run(self, sets: int) -> Trees:
-        """Find trees, `sets` per server if these few come close; finer and other ones where they do not."""
-        self._attempt(sets, _FIRST)
+        """Find trees, `sets` per server if these few come close; finer and other ones where they do not.
+
+        In large packings only broken trees are changed, and no others are tried.
+        """
+        trees = self._start(sets)
+        if trees.standing:
+            return self._mend(trees)
+        self._pack(trees, _FIRST)
         if self._within(_FAIRLY):
             self._refine(sets, _FIRST)
         if not self._within(_WELL):
@@ -85,9 +97,9 @@ class Search:
             self._attempt(sets, limit)
 
     @property
-    def is_optimal(self) -> bool:
-        """Whether what was reached is proved to be the best."""
-        return self.reached == self.proved
+    def is_enough(self) -> bool:
+        """Whether what was reached is proved to be the best, or near to it where the packing is large."""
+        return self._within(_LARGE_ENOUGH if self.best.standing else Fraction(1))
 
     def _within(self, factor: Fraction) -> bool:
         """Whether what was reached is so near to what is proved."""
@@ -99,9 +111,28 @@ class Search:
 
     def _attempt(self, sets: int, limit: int) -> None:
         """Pack `sets` trees per server, about as deep as healthy ones."""
+        self._pack(self._start(sets), limit)
+
+    def _start(self, sets: int) -> Trees:
+        """Trees to begin with, `sets` per server."""
         pieces = sets * len(self.nics.servers)
-        aim = whole_pieces(self.nics, self.proved, pieces)
-        self._pack(start(self.nics, sets, room(self.nics, aim, pieces)), limit)
+        return start(self.nics, sets, room(self.nics, whole_pieces(self.nics, self.proved, pieces), pieces))
+
+    def _mend(self, trees: Trees) -> Trees:
+        """Even out a large packing, as far as is quick."""
+        aim = whole_pieces(self.nics, self.proved * _LARGE_ROOM, trees.pieces)
+        trees.set_room(room(self.nics, aim, trees.pieces))
+        self.best, self.reached = trees, _time(trees)
+        self.effort = -trees.effort
+        for turn in range(_PASSES):
+            if self.is_enough or self._is_spent(_LARGE_EFFORT, trees):
+                break
+            moved = sum(trees.relieve(nic, 7 * turn + 5 * nic) for nic in trees.over())
+            self.reached = _time(trees)
+            if not moved:
+                self.proved = max(self.proved, blame(self.nics, trees.load, trees.pieces))
+                break
+        return trees
 
     def _hung_up(self, edges: list[Edges]) -> Trees:
         """Make rooted trees of those of a probe."""
@@ -114,7 +145,7 @@ class Search:
 
     def _pack(self, trees: Trees, limit: int) -> None:
         """Even trees out, aiming first at what is proved, then in between, until `limit` is spent."""
-        pieces = len(trees.roots)
+        pieces = trees.pieces
         least = self._keep(trees)
         low = self.proved
         for _ in range(_AIMS):
@@ -133,7 +164,7 @@ class Search:
 
         If it turns out that the aim cannot be reached, it is moved to the proved bound.
         """
-        pieces = len(trees.roots)
+        pieces = trees.pieces
         least = _time(trees)
         idle = 0
         for turn in range(_PASSES):
@@ -182,8 +213,8 @@ def whole_pieces(nics: Nics, time: Fraction, pieces: int) -> Fraction:
 def _time(trees: Trees) -> Fraction:
     """Pipelined GST in T of the trees, all of one weight."""
     if trees.nics.uniform:
-        return Fraction(max(trees.load, default=0), len(trees.roots))
+        return Fraction(max(trees.load, default=0), trees.pieces)
     most: dict[Fraction, int] = {}
     for rate, load in zip(trees.nics.rate, trees.load, strict=True):
         most[rate] = max(load, most.get(rate, 0))
-    return max(load / rate for rate, load in most.items()) / len(trees.roots)
+    return max(load / rate for rate, load in most.items()) / trees.pieces

@@ -11,10 +11,12 @@ Source of the idea: Wang et al., "Blink: Fast and Generic Collectives for Distri
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import chain
 from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bml.schedule.ir.nics import Nics
 
@@ -32,11 +34,39 @@ Offer = tuple[int, float, int, int, int]
 """(rank, price, depth of the parent, NIC of the newcomer, NIC of the parent)."""
 
 
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """All trees of a packing of which only some may change; the others see only what they load.
+
+    Attributes:
+        changes: int64 [change], number of each tree that may change.
+        roots: int64 [tree], place of the root.
+        own, parent, depth: int32 [tree, place], as in `Trees`; of trees that change, what they were at first.
+    """
+
+    changes: NDArray[np.int64]
+    roots: NDArray[np.int64]
+    own: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    depth: NDArray[np.int32]
+
+
+def _loads(n_nics: int, *tables: Table | NDArray[np.int32]) -> list[int]:
+    """NIC -> how often it is in these tables."""
+    rows = (row for table in tables for row in table)
+    found = np.zeros(n_nics + 1, np.int64)
+    for row in rows:
+        found += np.bincount(np.asarray(row, np.int64) + 1, minlength=n_nics + 1)  # -1: no edge
+    loads: list[int] = found[1:].tolist()
+    return loads
+
+
 class Trees:
     """Rooted trees over the live servers of `nics`, and what they load.
 
     Attributes:
         nics: the NICs.
+        standing: all trees, if some do not change; the tables below have only those that do, in their order.
         roots: tree -> place of its root.
         room: NIC -> pieces that it should carry at most.
         max_depth: depth that changed subtrees keep to.
@@ -49,6 +79,7 @@ class Trees:
 
     def __init__(self, nics: Nics, roots: list[int], room: list[int], max_depth: int) -> None:
         self.nics = nics
+        self.standing: Standing | None = None
         self.roots = roots
         self.max_depth = max_depth
         self.load = [0] * len(nics.owner)
@@ -56,7 +87,31 @@ class Trees:
         self.parent: Table = []
         self.depth: Table = []
         self.effort = 0
+        # Pieces that missing servers are about to bring to their NICs: others should leave them room.
+        self._expected = [0.0] * len(nics.owner)
         self.set_room(room)
+
+    @classmethod
+    def among(cls, nics: Nics, standing: Standing, room: list[int], max_depth: int) -> Trees:
+        """The trees of `standing` that may change; servers of depth -1 are missing in them."""
+        changes = standing.changes
+        made = cls(nics, standing.roots[changes].tolist(), room, max_depth)
+        made.standing = standing
+        made.own, made.parent, made.depth = (
+            table[changes].tolist() for table in (standing.own, standing.parent, standing.depth)
+        )
+        made.load = _loads(len(nics.owner), standing.own, standing.parent)
+        absent = (standing.depth < 0).sum(axis=0).tolist()
+        for place, own in enumerate(nics.of):
+            for nic in own:
+                made._expected[nic] = absent[place] / len(own)
+        made.set_room(room)
+        return made
+
+    @property
+    def pieces(self) -> int:
+        """Number of trees, those that do not change included."""
+        return len(self.standing.roots) if self.standing else len(self.roots)
 
     def set_room(self, room: list[int]) -> None:
         """Change what the NICs should carry at most."""
@@ -77,15 +132,25 @@ class Trees:
         self.own += own
         self.parent += parent
         self.depth += depth
-        for nic, count in Counter(chain(*own, *parent)).items():
-            if nic >= 0:
+        for nic, count in enumerate(_loads(len(self.load), own, parent)):
+            if count:
                 self._carry(nic, count)
 
     def complete(self, tree: int) -> None:
         """Bring all missing servers into a tree, as flat as can be if they do not fit below `max_depth`."""
         missing = [place for place, depth in enumerate(self.depth[tree]) if depth < 0]
+        if self.standing:
+            self._expect_no_more(missing)
         if missing and self._grow(tree, missing, self.max_depth) is None:
             self._grow(tree, missing, len(self.nics.servers), flat=True)
+
+    def _expect_no_more(self, places: list[int]) -> None:
+        """These servers are about to come into one tree."""
+        for place in places:
+            own = self.nics.of[place]
+            for nic in own:
+                self._expected[nic] -= 1 / len(own)
+                self._price[nic] = self._price_at(nic, self.load[nic])
 
     def over(self) -> list[int]:
         """NICs that carry more than their room, the worst first."""
@@ -152,7 +217,7 @@ class Trees:
         return price
 
     def _price_at(self, nic: int, load: int) -> float:
-        step = load - self.room[nic]
+        step = load + round(self._expected[nic]) - self.room[nic]
         if -_STEEPEST <= step <= _STEEPEST:
             return _PRICES[step + _STEEPEST]
         return _PRICES[0 if step < 0 else -1]
@@ -241,7 +306,12 @@ class Trees:
     def _hub(self, tree: int, group: int, max_depth: int, *, flat: bool) -> int:
         """Cheapest NIC of a group that may take a child, if `flat` of the shallowest; -1 if there is none."""
         owner, price, depth = self.nics.owner, self._price, self.depth[tree]
-        fit = [nic for nic in self.nics.members[group] if 0 <= depth[owner[nic]] < max_depth]
+        members = self.nics.members[group]
+        if not flat:
+            cheapest = min(members, key=price.__getitem__)
+            if 0 <= depth[owner[cheapest]] < max_depth:  # most often, and far quicker than to look at all
+                return cheapest
+        fit = [nic for nic in members if 0 <= depth[owner[nic]] < max_depth]
         if not fit:
             return -1
         if flat:

@@ -17,10 +17,13 @@ from bml.schedule.select.model import Counts, counts
 from bml.topology import Fabric
 
 MOST_SERVERS = 64
-"""Servers of a fabric up to which a job plans packed trees and meshes while a step waits for them."""
+"""Servers of a fabric up to which a job plans packed trees and meshes while a step waits for them. On larger
+BCubes it mends the healthy trees."""
 _ALIKE = ("bml", "mesh")
 _KEPT = 96
 """Three algorithms on 32 fabrics."""
+_KEPT_LARGE = 2
+"""Of larger fabrics: 1024 servers have 15 to 40 MB of trees."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +53,21 @@ def case_of(algorithm: str, fabric: Fabric) -> tuple[Case, Symmetry | None]:
         FabricError: the algorithm cannot work on the fabric.
     """
     first, symmetry = representative(without_repeats(fabric))
-    return _built(find(algorithm)[0].name, first), symmetry
+    kept = _built if fabric.n_servers <= MOST_SERVERS else _built_large
+    return kept(find(algorithm)[0].name, first), symmetry
 
 
 @lru_cache(maxsize=_KEPT)
 def _built(name: str, fabric: Fabric) -> Case:
+    return _build(name, fabric)
+
+
+@lru_cache(maxsize=_KEPT_LARGE)
+def _built_large(name: str, fabric: Fabric) -> Case:
+    return _build(name, fabric)
+
+
+def _build(name: str, fabric: Fabric) -> Case:
     forest = find(name)[0].build(fabric)
     assert isinstance(forest, Forest)
     for column in (forest.root, forest.weight, forest.parent, forest.level, forest.stage):

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from bml.schedule.algorithms.direct import DirectProgram
 from bml.schedule.select.candidates import Candidates
 from bml.schedule.select.cases import MOST_SERVERS
-from bml.schedule.select.large import fabric_for_detours
+from bml.schedule.select.large import without_slow_nics
 from bml.schedule.select.model import DEFAULTS, Constants
 from bml.schedule.select.plan import AnyProgram, Plan
 from bml.schedule.select.planner import check_connected, plan
@@ -58,14 +58,14 @@ class Schedules:
     @cached_property
     def _candidates(self) -> Candidates:
         check_connected(self.fabric)
-        return Candidates(self._detoured or self.fabric, self._constants)
+        return Candidates(self._around or self.fabric, self._constants)
 
     @property
-    def _detoured(self) -> Fabric | None:
-        """What detours are planned for, where a large fabric is damaged and slow; else None."""
+    def _around(self) -> Fabric | None:
+        """What is planned for, where a large fabric is damaged and slow; else None."""
         large = self.fabric.n_servers > MOST_SERVERS
         return (
-            fabric_for_detours(self.fabric) if large and self.fabric.failures and self.fabric.rates else None
+            without_slow_nics(self.fabric) if large and self.fabric.failures and self.fabric.rates else None
         )
 
 

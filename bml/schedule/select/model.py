@@ -12,15 +12,20 @@ arXiv:2409.04202.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bml.schedule.ir.cost import gst
 from bml.schedule.ir.exchange import Exchange
 from bml.schedule.ir.forest import Forest, Phase
 from bml.topology import BCube, Fabric
+
+_MOST_COUNTED = 1 << 18
+"""Entries of a table that is counted at once: larger ones leave the cache."""
 
 
 @dataclass(frozen=True)
@@ -137,19 +142,12 @@ def crowd(senders: int) -> int:
 
 
 def _of_forest(forest: Forest, fabric: Fabric) -> Counts:
-    n_servers, weight = forest.parent.shape[1], forest.weight
-    piece, server = np.nonzero(forest.parent >= 0)
-    parent, stage = (each[piece, server].astype(np.int64) for each in (forest.parent, forest.stage))
-    children = np.zeros(forest.parent.shape, np.int64)
-    np.add.at(children, (piece, parent), 1)
-    added = (weight[:, None] * children).sum(axis=0)
-    touched = (weight[:, None] * np.where(children, children + 2, 0)).sum(axis=0)
-    key = (piece * n_servers + parent) * (int(stage.max(initial=0)) + 1) + stage
-    groups, senders = np.unique(key, return_counts=True)
-    crowd = np.where(senders > 1, senders * (senders + 1), 0)
-    place = groups // (int(stage.max(initial=0)) + 1)
-    incast = np.zeros(n_servers, np.int64)
-    np.add.at(incast, place % n_servers, weight[place // n_servers] * crowd)
+    added, touched, incast = (np.zeros(forest.parent.shape[1], np.int64) for _ in range(3))
+    for weight, senders in _senders(forest):
+        children = senders.sum(axis=2)
+        added += weight @ children
+        touched += weight @ np.where(children, children + 2, 0)
+        incast += weight @ np.where(senders > 1, senders * (senders + 1), 0).sum(axis=2)
     return Counts(
         rounds=sum(_rounds(forest, phase) for phase in Phase),
         wire=gst(forest, fabric),
@@ -157,6 +155,20 @@ def _of_forest(forest: Forest, fabric: Fabric) -> Counts:
         touched=Fraction(int(touched.max(initial=0)), forest.whole),
         incast=Fraction(int(incast.max(initial=0)), forest.whole),
     )
+
+
+def _senders(forest: Forest) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Weights of some pieces, and from how many children a server adds them: [piece, server, stage]."""
+    n_servers, n_stages = forest.parent.shape[1], forest.n_stages(Phase.REDUCE)
+    rows = max(1, _MOST_COUNTED // max(1, n_servers * n_stages))
+    for start in range(0, forest.pieces, rows):
+        parent, stage = forest.parent[start : start + rows], forest.stage[start : start + rows]
+        there = parent >= 0
+        piece = np.repeat(np.arange(len(parent)), there.sum(axis=1))
+        places = (piece * n_servers + parent[there]) * n_stages + stage[there]
+        shape = (len(parent), n_servers, n_stages)
+        counted = np.bincount(places, minlength=len(parent) * n_servers * n_stages).reshape(shape)
+        yield forest.weight[start : start + rows], counted
 
 
 def _rounds(forest: Forest, phase: Phase) -> int:
