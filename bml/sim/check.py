@@ -23,6 +23,7 @@ from bml.sim.mishaps.chaos import (
     draw_successions,
 )
 from bml.sim.mishaps.endings import draw_ending
+from bml.sim.mishaps.many import draw_many
 from bml.sim.mishaps.slow import draw_slow
 from bml.sim.mishaps.strangers import draw_strangers
 from bml.sim.simulation import Simulation
@@ -48,6 +49,9 @@ ENDINGS_EVERY = 5
 PATHS_EVERY = 3
 #: In one of so many of them the host is so busy that all react late.
 BUSY_EVERY = 5
+#: Fabrics of more servers are simulated with mishaps of single parts alone, and at the delays of one hall.
+MOST_SERVERS = 64
+_HALL_S = (50e-6, 150e-6)
 #: Every so many seeds, NICs carry a bounded number of bytes per second that wanders, and some are slow.
 SLOW_EVERY = 20
 
@@ -66,6 +70,8 @@ class Scenario(Settings):
         chance, extra = random.Random(seed), random.Random(f"families {seed}")
         chosen = chance.choice(FABRICS)
         name = fabric or (extra.choice(OTHER_FAMILIES) if extra.random() < 0.3 else chosen)
+        if parse(name).n_servers > MOST_SERVERS:
+            return cls._large(seed, name, shared_memory)
         scenario = cls(
             seed=seed,
             fabric=name,
@@ -92,6 +98,20 @@ class Scenario(Settings):
         if seed % PATHS_EVERY == 1:
             scenario = scenario._with_paths()
         return scenario._with_an_ending() if seed % ENDINGS_EVERY == 2 else scenario
+
+    @classmethod
+    def _large(cls, seed: int, fabric: str, shared_memory: bool) -> Scenario:
+        """A short run of many servers."""
+        chance = random.Random(f"large {seed}")
+        return cls(
+            seed=seed,
+            fabric=fabric,
+            steps=chance.choice((2, 3)),
+            n_elements=chance.choice((5, 17, 30)),
+            mishaps=draw_many(chance, parse(fabric), DETECT_S),
+            shared_memory=shared_memory,
+            delay_s=_HALL_S,
+        )
 
     def _at_work(self, fabric: str | None) -> Scenario:
         """Instead: servers of one host that stop while they read memory that others write next."""

@@ -42,6 +42,8 @@ _WAYS = 12
 
 _MOST_EVENTS = 100_000
 """A run that goes round in circles is over then; honest ones take less than a fifth of it."""
+_USUAL_SERVERS = 9
+"""More servers have so many times as many events."""
 
 _DEFAULTS = Settings()
 
@@ -64,7 +66,7 @@ class Simulation:
         self.fabric, self.settings = fabric, settings
         self.first = tuple(server for server in fabric.servers if server not in settings.absent)
         self.timeouts = Timeouts.of(settings.detect_s)
-        self.network = Network(seed)
+        self.network = Network(seed, settings.delay_s)
         self.history = History(recorded)
         self.promises = Promises(self.history, self._reachable, self._slowed)
         self.endings = Endings()
@@ -295,6 +297,7 @@ class Simulation:
         for server in self.first:
             self._start(self.machines[server])
         most_events = _MOST_EVENTS * max(1.0, deadline_s / 150)  # half of it are heartbeats
+        most_events *= max(1.0, self.fabric.n_servers / _USUAL_SERVERS)
         if not self.network.run(self._all_over, deadline_s, most_events):
             waits = [f"server {server}: {each.waits_for()}" for server, each in self.machines.items()]
             waits.append(f"coordinator: {self.coordinators.newest.core.state}")

@@ -179,7 +179,8 @@ class Ledger:
 
     @staticmethod
     def _check_contributors(step: int, members: list[int], used: Mapping[int, Indices]) -> None:
-        strangers = sorted(server for server in used if server not in members and len(used[server]))
+        known = set(members)
+        strangers = sorted(server for server in used if server not in known and len(used[server]))
         if strangers:
             raise InvariantError(
                 f"step {step} used samples of servers {strangers}, contributors were {members}"
@@ -205,10 +206,17 @@ class Ledger:
     ) -> None:
         """Chain one record onto the digest: a joining server needs only these 32 bytes of the history."""
         record = hashlib.sha256(self._chain)
-        head = [step, batch.epoch_no, batch.batch_no, len(members), *members]
-        record.update(np.asarray(head, "<i8").tobytes())
-        for server in members:
-            part = used.get(server, batch.indices[:0])
-            record.update(np.asarray([server, len(part)], "<i8").tobytes())
-            record.update(np.ascontiguousarray(part, "<i8").tobytes())
+        record.update(_words([step, batch.epoch_no, batch.batch_no, len(members), *members]))
+        parts = [used.get(server, batch.indices[:0]) for server in members]
+        heads = _words(
+            [word for server, part in zip(members, parts, strict=True) for word in (server, len(part))]
+        )
+        for at, part in enumerate(parts):
+            record.update(heads[16 * at : 16 * (at + 1)])
+            record.update(np.ascontiguousarray(part, "<i8").data)
         self._chain = record.digest()
+
+
+def _words(numbers: list[int]) -> bytes:
+    """Whole numbers as they are hashed."""
+    return np.asarray(numbers, "<i8").tobytes()

@@ -9,6 +9,7 @@ tokens when it passes, so nothing that it sends for the next step can overtake t
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
 from typing import NamedTuple
 
 from bml.topology import Fabric
@@ -64,6 +65,7 @@ def _by_tree(fabric: Fabric, server: int) -> tuple[Phase, ...]:
     )
 
 
+@lru_cache(maxsize=4)
 def _spanning_tree(fabric: Fabric) -> dict[int, tuple[int, int] | None]:
     """Breadth-first: server -> (parent, level of the hop), None for the root."""
     root = fabric.servers[0]

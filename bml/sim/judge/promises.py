@@ -9,6 +9,7 @@ server is known. A promise that does not hold raises `PromiseBroken` at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 
 import numpy as np
 
@@ -107,7 +108,7 @@ class Promises:
         commits = self._history.commits.setdefault(step, {})
         if server in commits:
             raise PromiseBroken(1, f"server {server} commits step {step} twice")
-        for other, theirs in commits.items():
+        for other, theirs in islice(commits.items(), 1):  # all that are there are equal
             if theirs != contributors:
                 raise PromiseBroken(
                     1, f"step {step} has contributors {theirs} on server {other}, {contributors} on {server}"

@@ -114,13 +114,13 @@ def draw(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
     """Mishaps of one run: independent ones, or some that strike in the middle of a recovery."""
     how = chance.random()
     if how < 0.3:
-        return _in_recovery(chance, fabric, detect_s)
+        return draw_in_recovery(chance, fabric, detect_s)
     if how < 0.4:
         return _lost_witness(chance, fabric, detect_s)
-    return tuple(_one(chance, fabric, detect_s) for _ in range(chance.choice(_HOW_MANY)))
+    return tuple(draw_one(chance, fabric, detect_s) for _ in range(chance.choice(_HOW_MANY)))
 
 
-def _in_recovery(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
+def draw_in_recovery(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
     """A mishap that needs a new view, a coordinator that fails while it makes one, and perhaps a third."""
     n = fabric.n_servers
     first = Mishap(
@@ -191,7 +191,7 @@ def draw_sharing(chance: random.Random, fabric: Fabric, detect_s: float) -> Mish
     else:
         found = [_at_work(chance, fabric, detect_s) for _ in range(chance.choice((2, 2, 3)))]
     if chance.random() < 0.3:
-        found.append(_one(chance, fabric, detect_s))
+        found.append(draw_one(chance, fabric, detect_s))
     return tuple(found)
 
 
@@ -299,7 +299,7 @@ def _two_come_back(chance: random.Random, fabric: Fabric, detect_s: float) -> Mi
         back_s += chance.uniform(0, apart_s)
         found.append(Mishap("join", (server,), When("fault", 1, back_s)))
     if chance.random() < 0.3:
-        found.append(_one(chance, fabric, detect_s))
+        found.append(draw_one(chance, fabric, detect_s))
     return tuple(found)
 
 
@@ -348,7 +348,8 @@ def draw_busy(chance: random.Random, fabric: Fabric, detect_s: float, steps: int
     return tuple(found)
 
 
-def _one(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
+def draw_one(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishap:
+    """A mishap of any kind, at any moment."""
     kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
     return Mishap(
         kind, _target(chance, fabric, kind), _when(chance, fabric, detect_s), _for_s(chance, kind, detect_s)

@@ -34,14 +34,19 @@ _LINGER_S = 0.2
 _GRAIN_NBYTES = 8
 
 
-@lru_cache(maxsize=1 << 14)
 def _programs(fabric: Fabric, algorithm: str, constants: Constants, server: int) -> Programs:
     return Programs(_schedules(fabric, algorithm, constants), server)
 
 
-@lru_cache(maxsize=512)
 def _schedules(fabric: Fabric, algorithm: str, constants: Constants) -> Schedules:
-    return Schedules(fabric, algorithm, constants)
+    kept = _few_schedules if fabric.n_servers > _LARGE else _many_schedules
+    return kept(fabric, algorithm, constants)
+
+
+_LARGE = 64
+_many_schedules = lru_cache(maxsize=512)(Schedules)
+_few_schedules = lru_cache(maxsize=2)(Schedules)  # each may have 40 MB of trees
+_many_programs = lru_cache(maxsize=1 << 14)(_programs)
 
 
 class Machine:
@@ -285,7 +290,8 @@ class Machine:
         if self._world.host is not None:
             meeting_nbytes = self._world.settings.slice_nbytes // 4  # so that vectors are added in both ways
             return OneProgram(DirectProgram(server, fabric.servers, _GRAIN_NBYTES, meeting_nbytes))
-        return _programs(fabric, self._world.settings.algorithm, self._world.settings.constants, server)
+        programs = _programs if fabric.n_servers > _LARGE else _many_programs
+        return programs(fabric, self._world.settings.algorithm, self._world.settings.constants, server)
 
     def _installed(self, view: View) -> None:
         what = f"view {view.epoch} of {view.members}, commit {view.commit}"

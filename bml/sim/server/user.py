@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from bml.protocol.wire.call import Call
 from bml.protocol.wire.messages import View
 from bml.sim.server.context import World, samples
 from bml.sim.world.process import Process
-from bml.train.batches import BatchPlan, assignment, used_indices
+from bml.train.batches import Assignment, BatchPlan, Indices, assignment, used_indices
 from bml.train.ledger import Ledger
 
 _SIGNATURE = 7
@@ -41,6 +42,18 @@ class _State(msgspec.Struct):
 
 
 _decode = msgspec.msgpack.Decoder(_State).decode
+
+
+@lru_cache(maxsize=16)
+def _divided(n_samples: int, base: tuple[int, ...], members: tuple[int, ...]) -> dict[int, Assignment]:
+    """The places of a batch by server. All servers divide it alike, and among 1024 that takes a while."""
+    return assignment(np.arange(n_samples), base, members)
+
+
+@lru_cache(maxsize=16)
+def _used(indices: bytes, base: tuple[int, ...], members: tuple[int, ...]) -> dict[int, Indices]:
+    """The samples of a batch, int64, by the server that contributed them."""
+    return used_indices(assignment(np.frombuffer(indices, np.int64), base, members), recomputed=True)
 
 
 class User:
@@ -177,7 +190,7 @@ class User:
         assert view is not None
         world = self._world
         batch = self._batches.batch(step - 1)
-        parts = assignment(np.arange(len(batch.indices)), self._base, view.contributors)
+        parts = _divided(len(batch.indices), self._base, view.contributors)
         rows = samples(len(batch.indices), world.settings.n_elements, step)
         mine = np.concatenate(parts[self._server]) if self._server in parts else batch.indices[:0]
         contribution: Array = rows[mine].sum(axis=0)
@@ -293,7 +306,7 @@ class User:
         self._params = self._params + result.astype(np.float64)
         world.promises.state(self._server, step, self._params)
         world.history.commit_at_s.setdefault(step, []).append(world.network.now)
-        used = used_indices(assignment(batch.indices, self._base, contributors), recomputed=True)
+        used = _used(batch.indices.tobytes(), self._base, contributors)
         self.ledger.commit(step, batch, contributors, used)
         self._base = contributors
         if step == world.settings.steps:

@@ -23,7 +23,8 @@ class Settings:
     host and reduce directly: of the links only heartbeats are left.
 
     Its surroundings: a successor of a coordinator takes `restart_s` to start. `reaches`: the launcher can
-    kill a coordinator, which it cannot on a machine that it does not reach. `delays` are the slow ways.
+    kill a coordinator, which it cannot on a machine that it does not reach. A message takes between the two
+    times of `delay_s`; `delays` are the slow ways.
     `load_s` is how late a busy host reacts at most (load.py). Each direction of a NIC carries about
     `rate_nbytes_s` bytes per second; 0: without a limit.
     """
@@ -41,6 +42,7 @@ class Settings:
     shared_memory: bool = False
     restart_s: float = 0.3
     reaches: bool = True
+    delay_s: tuple[float, float] = (0.0001, 0.002)
     delays: Delays = NONE
     load_s: float = 0.0
     rate_nbytes_s: float = 0.0

@@ -146,7 +146,7 @@ class Wires:
         self._lost = lost
         self._heard = heard
         self._proved = proved
-        self._ends: dict[tuple[int, int, int], _End] = {}
+        self._ends: dict[int, dict[Key, _End]] = defaultdict(dict)
         self._connections: list[_Connection] = []
         self._count = 0
 
@@ -185,8 +185,8 @@ class Wires:
     def want(self, server: int, wanted: Iterable[Key]) -> None:
         """See `Transport.set_peers`."""
         keys = set(wanted)
-        for (owner, peer, level), end in list(self._ends.items()):
-            if owner == server and end.wanted and (peer, level) not in keys:
+        for (peer, level), end in self._ends[server].items():
+            if end.wanted and (peer, level) not in keys:
                 end.wanted = False
                 self._close(server, peer, level, end)
         for peer, level in sorted(keys):
@@ -205,9 +205,8 @@ class Wires:
 
     def fence(self, server: int) -> None:
         """See `Transport.fence`: frames that wait for a connection are dropped."""
-        for (owner, _, _), end in self._ends.items():
-            if owner == server:
-                end.queue.clear()
+        for end in self._ends[server].values():
+            end.queue.clear()
 
     def heartbeat(self, server: int, peer: int, level: int) -> None:
         """Send a heartbeat: a datagram of its own."""
@@ -236,8 +235,8 @@ class Wires:
     def flows(self, server: int) -> dict[Key, Flow]:
         """See `Transport.flows`."""
         found: dict[Key, Flow] = {}
-        for (owner, peer, level), end in self._ends.items():
-            if owner == server and end.connection is not None:
+        for (peer, level), end in self._ends[server].items():
+            if end.connection is not None:
                 connection, sent = end.connection, end.connection.sent[server]
                 if self.paths.carries(server, peer, level) and self.paths.carries(peer, server, level):
                     sent.acknowledged(self.ports.crossed((connection.number, peer)), self._network.now)
@@ -256,7 +255,7 @@ class Wires:
 
     def waiting(self, server: int) -> list[Key]:
         """The connections on which frames have arrived that were not taken."""
-        return [(p, lv) for (s, p, lv) in self._ends if s == server and self._inbox(s, p, lv)]
+        return [key for key in self._ends[server] if self._inbox(server, *key)]
 
     def reset(self, a: int, b: int, level: int) -> None:
         """Break the connection: both ends notice, and frames under way are lost."""
@@ -268,17 +267,16 @@ class Wires:
 
     def die(self, server: int) -> None:
         """The process is gone: its connections end behind the frames that it has sent."""
-        for (owner, peer, level), end in list(self._ends.items()):
-            if owner == server:
-                end.wanted = False
-                self._close(server, peer, level, end)
+        for (peer, level), end in self._ends[server].items():
+            end.wanted = False
+            self._close(server, peer, level, end)
 
     # --- inside ----------------------------------------------------------------------------------
 
     def _end(self, server: int, peer: int, level: int) -> _End:
-        end = self._ends.get((server, peer, level))
+        end = self._ends[server].get((peer, level))
         if end is None:
-            end = self._ends[server, peer, level] = _End()
+            end = self._ends[server][peer, level] = _End()
         return end
 
     def _inbox(self, server: int, peer: int, level: int) -> deque[Parcel]:
