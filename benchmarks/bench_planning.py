@@ -262,9 +262,9 @@ def several(name, failures, nbytes, limits_ms, count):
     times_ms = []
     for fabric in random_sets(name, count, failures):
         forget()
-        failures = fabric.failures
+        dead = fabric.failures
         start_s = time.process_time()
-        damaged = parse(name).without(*failures)
+        damaged = parse(name).without(*dead)
         Programs(Schedules(damaged), damaged.servers[0]).for_nbytes(nbytes)
         times_ms.append((time.process_time() - start_s) * 1e3)
     times_ms.sort()

@@ -8,6 +8,7 @@ Synchronization Algorithm for DML Training", NeurIPS 2018.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,10 +36,19 @@ class ThreadTrees:
     stage: NDArray[np.int16]
 
 
-def thread_trees(fabric: Fabric, thread: int) -> ThreadTrees:
-    """Compute one thread's trees: the first digit, in the thread's order, that differs is corrected."""
-    digits = np.array([fabric.address(server) for server in range(fabric.n_servers)], np.int32)
-    roots = np.array(owners(fabric, thread), np.int32)
+def digits_of(fabric: Fabric) -> NDArray[np.int32]:
+    """Return the addresses of all servers of a BCube, int32 [server, level]."""
+    servers = np.arange(fabric.n_servers, dtype=np.int32)[:, None]
+    return servers // np.int32(fabric.ports) ** np.arange(fabric.levels, dtype=np.int32) % fabric.ports
+
+
+def thread_trees(fabric: Fabric, thread: int, owned_by: Sequence[int] | None = None) -> ThreadTrees:
+    """Compute one thread's trees: the first digit, in the thread's order, that differs is corrected.
+
+    `owned_by`: the owners, in piece order; all live servers if it is not given.
+    """
+    digits = digits_of(fabric)
+    roots = np.array(owners(fabric, thread) if owned_by is None else owned_by, np.int32)
     servers = np.arange(fabric.n_servers, dtype=np.int32)
     parent = np.full((len(roots), fabric.n_servers), AT_ROOT, np.int32)
     stage = np.full(parent.shape, -1, np.int16)

@@ -41,6 +41,11 @@ class Nics:
     of: list[list[int]]
 
     @cached_property
+    def rates(self) -> tuple[Fraction, ...]:
+        """The different rates; to hash a Fraction takes a microsecond, and there are thousands of NICs."""
+        return (Fraction(1),) if self.uniform else tuple(set(self.rate))
+
+    @cached_property
     def uniform(self) -> bool:
         """Whether all usable NICs have the normal rate."""
         return all(rate == 1 for rate in self.rate)

@@ -44,7 +44,7 @@ def probe(nics: Nics, trees: int) -> tuple[list[Edges], Fraction]:
 def blame(nics: Nics, load: Sequence[int], pieces: int) -> Fraction:
     """Bound in T that the full NICs of a packing prove, P being so many pieces."""
     time = max(Fraction(each) / rate for each, rate in zip(load, nics.rate, strict=True))
-    most = {rate: int(time * rate) for rate in set(nics.rate)}
+    most = {rate: int(time * rate) for rate in nics.rates}
     spare = [most[rate] - each for each, rate in zip(load, nics.rate, strict=True)]
     blamed = {tuple(int(left <= limit) for left in spare) for limit in _NEARLY_FULL}
     return max(price_bound(nics, prices) for prices in blamed)

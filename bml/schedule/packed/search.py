@@ -12,6 +12,7 @@ from fractions import Fraction
 from math import floor
 
 from bml.schedule.ir.nics import Nics, cut_bound
+from bml.schedule.packed.healthy import cut_large, is_large
 from bml.schedule.packed.probe import Edges, blame, probe, rooted
 from bml.schedule.packed.start import start
 from bml.schedule.packed.trees import Trees
@@ -73,10 +74,9 @@ class Search:
 
         In large packings only broken trees are changed, and no others are tried.
         """
-        trees = self._start(sets)
-        if trees.standing:
-            return self._mend(trees)
-        self._pack(trees, _FIRST)
+        if is_large(self.nics, sets):
+            return self._mend(cut_large(self.nics, self.nics.fabric.levels + 2))
+        self._attempt(sets, _FIRST)
         if self._within(_FAIRLY):
             self._refine(sets, _FIRST)
         if not self._within(_WELL):
@@ -111,17 +111,16 @@ class Search:
 
     def _attempt(self, sets: int, limit: int) -> None:
         """Pack `sets` trees per server, about as deep as healthy ones."""
-        self._pack(self._start(sets), limit)
-
-    def _start(self, sets: int) -> Trees:
-        """Trees to begin with, `sets` per server."""
         pieces = sets * len(self.nics.servers)
-        return start(self.nics, sets, room(self.nics, whole_pieces(self.nics, self.proved, pieces), pieces))
+        aim = whole_pieces(self.nics, self.proved, pieces)
+        self._pack(start(self.nics, sets, room(self.nics, aim, pieces)), limit)
 
     def _mend(self, trees: Trees) -> Trees:
-        """Even out a large packing, as far as is quick."""
+        """Complete the trees of a large packing, and even them out as far as is quick."""
         aim = whole_pieces(self.nics, self.proved * _LARGE_ROOM, trees.pieces)
         trees.set_room(room(self.nics, aim, trees.pieces))
+        for tree in range(len(trees.roots)):
+            trees.complete(tree)
         self.best, self.reached = trees, _time(trees)
         self.effort = -trees.effort
         for turn in range(_PASSES):
@@ -197,16 +196,15 @@ class Search:
 
 def room(nics: Nics, time: Fraction, pieces: int) -> list[int]:
     """Whole pieces that each NIC carries in a time (in T), P being so many pieces."""
-    whole = {rate: floor(time * rate * pieces) for rate in set(nics.rate)}
+    whole = {rate: floor(time * rate * pieces) for rate in nics.rates}
     return [whole[rate] for rate in nics.rate]
 
 
 def whole_pieces(nics: Nics, time: Fraction, pieces: int) -> Fraction:
     """Least time in T, not below the given one, in which the NICs have room for all edges in whole pieces."""
     wanted = 2 * (len(nics.servers) - 1) * pieces
-    rates = set(nics.rate)
     while sum(room(nics, time, pieces)) < wanted:
-        time = min(Fraction(floor(time * rate * pieces) + 1) / (rate * pieces) for rate in rates)
+        time = min(Fraction(floor(time * rate * pieces) + 1) / (rate * pieces) for rate in nics.rates)
     return time
 
 

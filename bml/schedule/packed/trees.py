@@ -92,10 +92,10 @@ class Trees:
         self.set_room(room)
 
     @classmethod
-    def among(cls, nics: Nics, standing: Standing, room: list[int], max_depth: int) -> Trees:
-        """The trees of `standing` that may change; servers of depth -1 are missing in them."""
+    def among(cls, nics: Nics, standing: Standing, max_depth: int) -> Trees:
+        """The trees of `standing` that may change, without room; servers of depth -1 are missing in them."""
         changes = standing.changes
-        made = cls(nics, standing.roots[changes].tolist(), room, max_depth)
+        made = cls(nics, standing.roots[changes].tolist(), [0] * len(nics.owner), max_depth)
         made.standing = standing
         made.own, made.parent, made.depth = (
             table[changes].tolist() for table in (standing.own, standing.parent, standing.depth)
@@ -105,7 +105,6 @@ class Trees:
         for place, own in enumerate(nics.of):
             for nic in own:
                 made._expected[nic] = absent[place] / len(own)
-        made.set_room(room)
         return made
 
     @property
