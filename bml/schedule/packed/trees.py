@@ -87,6 +87,7 @@ class Trees:
         self.parent: Table = []
         self.depth: Table = []
         self.effort = 0
+        self._missing: Table = []
         # Pieces that missing servers are about to bring to their NICs: others should leave them room.
         self._expected = [0.0] * len(nics.owner)
         self.set_room(room)
@@ -101,7 +102,9 @@ class Trees:
             table[changes].tolist() for table in (standing.own, standing.parent, standing.depth)
         )
         made.load = _loads(len(nics.owner), standing.own, standing.parent)
-        absent = (standing.depth < 0).sum(axis=0).tolist()
+        is_absent = standing.depth[changes] < 0
+        made._missing = [np.flatnonzero(row).tolist() for row in is_absent]
+        absent = is_absent.sum(axis=0).tolist()
         for place, own in enumerate(nics.of):
             for nic in own:
                 made._expected[nic] = absent[place] / len(own)
@@ -137,9 +140,11 @@ class Trees:
 
     def complete(self, tree: int) -> None:
         """Bring all missing servers into a tree, as flat as can be if they do not fit below `max_depth`."""
-        missing = [place for place, depth in enumerate(self.depth[tree]) if depth < 0]
         if self.standing:
+            missing = self._missing[tree]
             self._expect_no_more(missing)
+        else:
+            missing = [place for place, depth in enumerate(self.depth[tree]) if depth < 0]
         if missing and self._grow(tree, missing, self.max_depth) is None:
             self._grow(tree, missing, len(self.nics.servers), flat=True)
 

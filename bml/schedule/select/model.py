@@ -144,10 +144,10 @@ def crowd(senders: int) -> int:
 def _of_forest(forest: Forest, fabric: Fabric) -> Counts:
     added, touched, incast = (np.zeros(forest.parent.shape[1], np.int64) for _ in range(3))
     for weight, senders in _senders(forest):
-        children = senders.sum(axis=2)
+        children = senders.sum(axis=1)
         added += weight @ children
         touched += weight @ np.where(children, children + 2, 0)
-        incast += weight @ np.where(senders > 1, senders * (senders + 1), 0).sum(axis=2)
+        incast += weight @ np.where(senders > 1, senders * (senders + 1), 0).sum(axis=1)
     return Counts(
         rounds=sum(_rounds(forest, phase) for phase in Phase),
         wire=gst(forest, fabric),
@@ -158,15 +158,15 @@ def _of_forest(forest: Forest, fabric: Fabric) -> Counts:
 
 
 def _senders(forest: Forest) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Weights of some pieces, and from how many children a server adds them: [piece, server, stage]."""
+    """Weights of some pieces, and from how many children a server adds them: [piece, stage, server]."""
     n_servers, n_stages = forest.parent.shape[1], forest.n_stages(Phase.REDUCE)
     rows = max(1, _MOST_COUNTED // max(1, n_servers * n_stages))
     for start in range(0, forest.pieces, rows):
         parent, stage = forest.parent[start : start + rows], forest.stage[start : start + rows]
         there = parent >= 0
         piece = np.repeat(np.arange(len(parent)), there.sum(axis=1))
-        places = (piece * n_servers + parent[there]) * n_stages + stage[there]
-        shape = (len(parent), n_servers, n_stages)
+        places = (piece * n_stages + stage[there]) * n_servers + parent[there]
+        shape = (len(parent), n_stages, n_servers)
         counted = np.bincount(places, minlength=len(parent) * n_servers * n_stages).reshape(shape)
         yield forest.weight[start : start + rows], counted
 
