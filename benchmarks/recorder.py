@@ -25,8 +25,8 @@ def train(session: Any, nbytes: int, blocks: int, per_block: int) -> dict[str, l
     """Return (seconds on the wall, seconds of the processor) a step, of each block with and without."""
     shell = session._communicator._shell
     core = shell.core
-    recorded = core.handle_shared, core.flows
-    plain = core._steps.handle_shared, core._watch.flows
+    recorded = core.handle_shared, core.flows, core.received
+    plain = core._steps.handle_shared, core._watch.flows, partial(ServerCore.received, core)
     vector = session._communicator.empty(nbytes // 4, "float32")
     vector[...] = 1
     times: dict[str, list[tuple[float, float]]] = {"without": [], "with": []}
@@ -36,7 +36,7 @@ def train(session: Any, nbytes: int, blocks: int, per_block: int) -> dict[str, l
         on = (block ^ block >> 1) & 1  # without, with, with, without: a drift of the machine cancels
         with shell.poller.guard:
             core.__class__ = RecordedCore if on else ServerCore
-            core.handle_shared, core.flows = recorded if on else plain
+            core.handle_shared, core.flows, core.received = recorded if on else plain
         session.allreduce(vector)
         wall_s, processor_s = time.perf_counter(), time.process_time()
         for _ in range(per_block):
@@ -45,7 +45,7 @@ def train(session: Any, nbytes: int, blocks: int, per_block: int) -> dict[str, l
         times["with" if on else "without"].append((took[0] / per_block, took[1] / per_block))
     with shell.poller.guard:
         core.__class__ = RecordedCore
-        core.handle_shared, core.flows = recorded
+        core.handle_shared, core.flows, core.received = recorded
     return times
 
 

@@ -16,7 +16,17 @@ from bml.errors import TrainingError
 from bml.faults.stalls import Flow
 from bml.protocol.record import recorded, tape
 from bml.protocol.record import state as record_state
-from bml.protocol.record.inputs import EVENT, FLOWS, RECEIVED, each_input, read_log, written
+from bml.protocol.record.inputs import (
+    EVENT,
+    FLOWS,
+    FRAME,
+    RECEIVED,
+    each_input,
+    pack_frame,
+    read_log,
+    time_of,
+    written,
+)
 from bml.protocol.record.recorded import RecordedCore
 from bml.protocol.record.recording import MAGIC, pack, pack_part, unpack
 from bml.protocol.record.replay import replay
@@ -120,6 +130,8 @@ def test_a_class_that_is_not_known_is_not_written() -> None:
 def test_inputs_come_back_as_they_were() -> None:
     header = Header(Kind.TOKEN, 1, 2, 3, 1, 9, 0, 0, 0)
     log: list[Any] = [
+        FRAME,
+        pack_frame(1.25, 3, *header),
         RECEIVED,
         3,
         "",
@@ -137,7 +149,8 @@ def test_inputs_come_back_as_they_were() -> None:
     ]
     data = msgspec.msgpack.decode(msgspec.msgpack.encode(written(log)))
     assert read_log(data) == log
-    assert [given[0] for given in each_input(log)] == [RECEIVED, EVENT, FLOWS]
+    assert [given[0] for given in each_input(log)] == [FRAME, RECEIVED, EVENT, FLOWS]
+    assert [time_of(given, 0.0) for given in each_input(log)] == [1.25, 1.5, 1.75, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +212,7 @@ def test_another_input_or_state_differs() -> None:
     [
         (lambda data: b"", "no recording of bml"),
         (lambda data: b"PK\x03\x04 something else", "no recording of bml"),
-        (lambda data: data.replace(b"recording 1", b"recording 9"), "'BML recording 9', and this bml reads"),
+        (lambda data: data.replace(b"recording 2", b"recording 9"), "'BML recording 9', and this bml reads"),
         (lambda data: data[: len(MAGIC) + 10], "cut short"),
         (lambda data: data[:-1], "cut short"),
         (lambda data: data + b"x", "damaged"),
@@ -268,9 +281,9 @@ def test_a_ring_turns_without_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     made = driven(5)
     for heard in range(100):
         made.heard(0, 0, 2.0 + heard / 1000)
-    assert made.urgent, "the loop is to tick at once"
-    made.handle(ev.Tick(), 2.1)
-    assert not made.urgent
+    assert len(made._tape.log) >= 400
+    made.received(0, Header(Kind.TOKEN, 1, 1, 0, 1, 9, 0, 0, 0), "", 2.1)
+    assert len(made._tape.log) == 2, "a frame begins the next segment"
     for ready in range(1000):
         made.handle(ev.CanSendState(), 3.0 + ready)
         assert len(made._tape.log) < 210

@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bml.faults.stalls import Flow
-from bml.protocol.record.inputs import ADMITTED, EVENT, FLOWS, HEARD, RECEIVED, SHARED, SUBMITTED
+from bml.protocol.record import tape
+from bml.protocol.record.inputs import (
+    ADMITTED,
+    EVENT,
+    FLOWS,
+    FRAME,
+    HEARD,
+    RECEIVED,
+    SHARED,
+    SUBMITTED,
+    pack_frame,
+)
 from bml.protocol.record.state import state_of
 from bml.protocol.record.tape import Segment, Tape
 from bml.protocol.server.core import ServerCore
@@ -43,7 +54,8 @@ class RecordedCore(ServerCore):
         except Exception as error:
             self._tape = Tape(b"")
             self._end(error)
-        self._note = note = self._tape.log.extend
+        log, most, turn = self._tape.log, 2 * tape.MOST_ENTRIES, self._turn
+        self._note = note = log.extend
         # Functions of their own cost less than methods, and are called in every step.
         steps_shared, admit, self._watch_flows = self.handle_shared, self._other_frames.admit, self.flows
 
@@ -58,7 +70,18 @@ class RecordedCore(ServerCore):
                 note((ADMITTED, *header))
             return verdict
 
+        def received(peer: int, header: Header, text: str, now: float) -> list[Instruction]:
+            """Frames may come for so long without a tick that memory would fill."""
+            if len(log) >= most:
+                turn()
+            if text:
+                note((RECEIVED, peer, text, now, *header))
+            else:
+                note((FRAME, pack_frame(now, peer, *header)))
+            return _received(self, peer, header, text, now)
+
         self.handle_shared, self.flows = handle_shared, self._flows
+        vars(self)["received"] = received
         vars(self._other_frames)["admit"] = admit_other
 
     def recording(self) -> Taken:
@@ -67,15 +90,10 @@ class RecordedCore(ServerCore):
             raise InvariantError(f"the flight recorder has ended: {self._tape.ended}")
         return Taken(self._tape.segments(), state_of(self))
 
-    @property
-    def urgent(self) -> bool:
-        """Also if inputs have come for so long without a tick that memory would fill."""
-        return self._tape.is_overfull or super().urgent
-
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """See ServerCore."""
-        tape = self._tape
-        if tape.is_overfull or (type(event) is Tick and tape.is_full):
+        ring = self._tape
+        if ring.is_overfull or (type(event) is Tick and ring.is_full):
             self._turn()
         if type(event) is Submit:
             self._note((SUBMITTED, now, event.step, event.epoch, event.signature, *event.call))
@@ -90,23 +108,18 @@ class RecordedCore(ServerCore):
 
     def _turn(self) -> None:
         """Begin the next segment. An error of the recorder ends the recorder, and not the job."""
-        tape = self._tape
-        if tape.ended:
-            tape.log.clear()
+        ring = self._tape
+        if ring.ended:
+            ring.log.clear()
             return
         try:
-            tape.turn(state_of(self))
+            ring.turn(state_of(self))
         except Exception as error:
             self._end(error)
 
     def _end(self, error: Exception) -> None:
         self._tape.end(f"{type(error).__name__}: {error}")
         _LOG.warning("server %d records no more: %s", self.server, self._tape.ended)
-
-    def received(self, peer: int, header: Header, text: str, now: float) -> list[Instruction]:
-        """See ServerCore."""
-        self._note((RECEIVED, peer, text, now, *header))
-        return _received(self, peer, header, text, now)
 
     def heard(self, peer: int, level: int, now: float) -> None:
         """See ServerCore."""

@@ -1,6 +1,6 @@
 """A recording: what the recorders of a job's servers held, as one file.
 
-    "BML recording 1\n"   the format and its version
+    "BML recording 2\n"   the format and its version
     length                of the rest in bytes, 8 bytes, big-endian
     sha256                of the rest, 32 bytes
     the rest              msgpack: job, fabric, version of bml, and the packed part of each server
@@ -27,7 +27,7 @@ from bml.protocol.record.setup import Setup
 from bml.protocol.record.tape import Segment
 from bml.protocol.record.values import RecordingError
 
-MAGIC = b"BML recording 1\n"
+MAGIC = b"BML recording 2\n"
 _MAKER = b"BML recording "
 _HEAD = struct.Struct(">Q32s")
 _PART = struct.Struct(">IIQ")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 MOST_ENTRIES = 1 << 15
-"""Entries of a segment's list, some ten an input; 32 bytes each."""
+"""Entries of a segment's list, two a frame and some more of other inputs; up to 50 bytes each."""
 MOST_KEPT = 8
 """Segments beside the one that is being written."""
 
@@ -46,7 +46,7 @@ class Tape:
 
     @property
     def is_overfull(self) -> bool:
-        """Whether it is twice as long: the next must begin at once, even if no tick comes."""
+        """Whether it is twice as long: the next must begin with the next input, even if no tick comes."""
         return len(self.log) >= 2 * MOST_ENTRIES
 
     def end(self, why: str) -> None:
