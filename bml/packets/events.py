@@ -32,8 +32,8 @@ FREE, N_FREE, FIRST, LAST, SENDING, SENDING_LAST = range(6)
 """Entries of `World.number`: the first free packet, and how many there are; the first and the last packet on
 the wires; the first and the last link of those that are sending what is usual."""
 EVENTS, CROSSED, MARKED, NOTIFIED, DISORDERED, RECEIVED, TOUCHED = range(6, 13)
-"""More of them: events; packets over links; marked ones; notifications; packets out of order; packets received;
-connections in `touched`."""
+"""More of them: events; packets over links; marked ones; notifications; packets out of order; packets
+received; connections in `touched`."""
 
 _FAST = 5
 """Timer or counter ends after a notification in which the rate only comes back: F of the paper."""

@@ -69,9 +69,10 @@ class Settings:
         headroom = self.headroom_nbytes(capacity)
         if self.buffer_nbytes <= headroom:
             raise UsageError(
-                f"a buffer of {self.buffer_nbytes:.0f} bytes for each port has no room beside the headroom: "
-                f"{headroom:.0f} bytes may come after a pause (what is on the wire for twice "
-                f"{self.delay_s * 1e6:g} µs, and three packets): choose a larger --buffer or a smaller --packet"
+                f"a buffer of {self.buffer_nbytes:.0f} bytes for each port has no room beside the headroom, "
+                f"as {headroom:.0f} bytes may come after a pause (what is on the wire for twice "
+                f"{self.delay_s * 1e6:g} µs, and three packets): choose a larger --buffer, a smaller "
+                "--packet or a shorter --delay"
             )
         return self.buffer_nbytes - headroom
 

@@ -133,15 +133,15 @@ def play(
             progress(int(world.number[CROSSED]) / crossings)
         result = run(world, rules, _AT_ONCE)
     _check(world, crossings)
-    return _outcome(world, ports, settings.buffer_nbytes * ports.ports)
+    return _outcome(world, ports, settings.buffer_nbytes * ports.ports.astype(np.float64))
 
 
 def check_crossings(crossings: int, packet_nbytes: int) -> None:
     """Raise UsageError if so many packets over links would take too long."""
     if crossings > MOST_CROSSINGS:
         raise UsageError(
-            f"the step is {crossings} packets of up to {packet_nbytes} bytes over links, which would take "
-            f"about {crossings / CROSSINGS_PER_S:.0f} s to simulate, up to {MOST_CROSSINGS} are taken: choose "
+            f"packets of up to {packet_nbytes} bytes would go {crossings} times over a link, which would "
+            f"take about {crossings / CROSSINGS_PER_S:.0f} s; up to {MOST_CROSSINGS} are simulated: choose "
             "fewer --bytes, a larger --packet or a smaller fabric, or leave out --packets"
         )
 
@@ -242,7 +242,7 @@ def _check(world: World, crossings: int) -> None:
     """Raise InvariantError if the step did not end as it must."""
     if np.isnan(world.transfers["arrived"]).any() and len(world.links):
         raise InvariantError("transfers of a schedule wait for each other in a circle, or a packet was lost")
-    links, switches, number = world.links, world.switches, world.number
+    links, number = world.links, world.number
     left = abs(links["queued"]).max(initial=0) + abs(links["held"]).max(initial=0)
     if number[DISORDERED] or number[CROSSED] != crossings or left > 1 or links["asked"].any():
         raise InvariantError("packets were lost, out of order, or left in a switch")
