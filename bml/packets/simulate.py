@@ -22,6 +22,7 @@ from bml.packets.events import (
     CROSSED,
     DISORDERED,
     DONE,
+    EVENTS,
     FIRST,
     FREE,
     FULL,
@@ -61,6 +62,7 @@ class Outcome:
         ports: links and switches.
         n_packets: packets that were sent, all received in order.
         n_crossings: packets over links.
+        n_events: what happened, one after the other; the time of a simulation grows with them.
         n_marked: packets that a switch marked.
         n_notified: notifications from receivers to senders.
         pauses: int64 [link], how often the switch at its end paused it.
@@ -75,6 +77,7 @@ class Outcome:
     ports: Ports
     n_packets: int
     n_crossings: int
+    n_events: int
     n_marked: int
     n_notified: int
     pauses: NDArray[np.int64]
@@ -259,6 +262,7 @@ def _outcome(world: World, ports: Ports, buffer_nbytes: NDArray[np.float64]) -> 
         ports,
         int(number[RECEIVED]),
         int(number[CROSSED]),
+        int(number[EVENTS]),
         int(number[MARKED]),
         int(number[NOTIFIED]),
         links["pauses"].astype(np.int64),
