@@ -14,9 +14,10 @@ from bml.figures.steps import DELAY_S, NBYTES, RATE
 from bml.flows.simulate import Conditions, traffic_of
 from bml.flows.traffic import Traffic
 from bml.packets.settings import Settings
-from bml.packets.simulate import play
+from bml.packets.simulate import Outcome, play
 from bml.schedule import plan
 from bml.topology import parse
+from bml.topology.fattree import with_seed
 
 _FAT_TREE_MS, _BCUBE_MS = 22.9, 11.46
 """Published theoretical times, in milliseconds."""
@@ -28,9 +29,9 @@ _ALGORITHMS = {"HiPS": "bml", "ring": "ring", "HiPS over its tiers": "hips:tiers
 CONTROLS = {"DCQCN": True, "no rate control": False}
 
 _SETTING = (
-    "57.5 MB of parameters and 40 Gbit/s, as published, and 1 µs a cable; packets of 4 KiB, 375 KB of buffer a "
-    "port, a port paused at an eighth of what is free. *Shuffled*: servers are at random places, so that "
-    "neighbours in a ring or a tier are not near each other. One seed of paths, marks and turns"
+    "57.5 MB of parameters and 40 Gbit/s, as published, and 1 µs a cable; packets of 4 KiB, 375 KB of buffer "
+    "for each port of a switch. *Shuffled*: servers are at random places, so that neighbours in a ring or a "
+    "tier are not near each other. One seed of paths, marks and turns"
 )
 
 
@@ -44,9 +45,9 @@ _SETTING = (
     reading="A mesh on the Fat-Tree pauses links more than 100,000 times, with rate control as without: each "
     "server has 249 connections, of which each sends so little that slowing it down changes nothing. HiPS on "
     "BCube pauses none. So far that is the claim. But a ring in order pauses none on a Fat-Tree either, and "
-    "with rate control a ring or HiPS over tiers pauses few links, for which "
-    "they wait longer (`packet-times`). How many pauses there are depends on the buffers: "
-    "[simulation](../reference/simulation.md#packets) has a sweep.",
+    "with rate control rings and HiPS over tiers pause few links, and take longer instead (`packet-times`). "
+    "How many pauses there are depends on the buffers: [simulation](../reference/simulation.md#pauses) has a "
+    "sweep.",
 )
 def pauses(cases: Sequence[str] = (*IN_ORDER, *SHUFFLED)) -> list[Point]:
     """Return pauses of a step in thousands, with and without rate control."""
@@ -59,11 +60,11 @@ def pauses(cases: Sequence[str] = (*IN_ORDER, *SHUFFLED)) -> list[Point]:
     unit="milliseconds of a step",
     source=HIPS_OR_LATER,
     about=f"{_SETTING}. The published values are theory, that of `fat-tree-bcube`.",
-    reading="On BCube packets take what theory and flows say. On the Fat-Tree pauses and collisions make a "
-    "mesh 1.4 times as long as theory, 1.25 times as long as flows. Rate control makes HiPS over tiers slower: "
-    "DCQCN begins by halving rates, and takes milliseconds to find them again, as long as a stage of a step. "
-    "Servers at random places make everything several times as long, as most of the traffic then goes through "
-    "the core.",
+    reading="On BCube packets take what theory and flows say. On the Fat-Tree a mesh takes 1.4 times what "
+    "theory says, and 1.3 times what flows say (`fat-tree-bcube`): a pause also stops packets that go "
+    "elsewhere. Rate control does not help here: DCQCN begins by halving rates, and takes milliseconds to "
+    "find them again, as long as a stage of a step. With servers at random places rings and HiPS take 3 to 6 "
+    "times what theory says, as their traffic goes through the core, where paths collide.",
 )
 def packet_times(cases: Sequence[str] = (*IN_ORDER, *SHUFFLED)) -> list[Point]:
     """Return the times of a step in milliseconds, with and without rate control."""
@@ -86,14 +87,19 @@ def _points(cases: Sequence[str], which: int) -> Iterator[Point]:
 @cache
 def played(case: str, dcqcn: bool) -> tuple[float, float]:
     """Simulate a case of IN_ORDER or SHUFFLED; return milliseconds of a step, and thousands of pauses."""
+    outcome = outcome_of(case, Settings(delay_s=DELAY_S, dcqcn=dcqcn))
+    return outcome.seconds * 1e3, int(outcome.pauses.sum()) / 1e3
+
+
+def outcome_of(case: str, settings: Settings, seed: int = 0) -> Outcome:
+    """Simulate a case of IN_ORDER or SHUFFLED; `seed` is that of paths, marks and turns."""
     name, _, where = case.partition(", ")
-    fabric = parse(where.partition(" ")[0])
+    fabric = with_seed(parse(where.partition(" ")[0]), seed)
     conditions = Conditions(NBYTES, RATE, whole=True)
     traffic, _ = traffic_of(plan(fabric, _ALGORITHMS[name]), conditions)
     if where.endswith("shuffled"):
         traffic = elsewhere(traffic, fabric.n_servers)
-    outcome = play(traffic, fabric, conditions, Settings(delay_s=DELAY_S, dcqcn=dcqcn))
-    return outcome.seconds * 1e3, int(outcome.pauses.sum()) / 1e3
+    return play(traffic, fabric, conditions, settings, seed)
 
 
 def elsewhere(traffic: Traffic, n_servers: int) -> Traffic:

@@ -247,8 +247,8 @@ def _check(world: World, crossings: int) -> None:
         raise InvariantError("transfers of a schedule wait for each other in a circle, or a packet was lost")
     links, number = world.links, world.number
     left = abs(links["queued"]).max(initial=0) + abs(links["held"]).max(initial=0)
-    if number[DISORDERED] or number[CROSSED] != crossings or left > 1 or links["asked"].any():
-        raise InvariantError("packets were lost, out of order, or left in a switch")
+    if number[DISORDERED] or number[CROSSED] != crossings or left > 1 or links["paused"].any():
+        raise InvariantError("packets were lost, out of order or left in a switch, or a link stayed paused")
 
 
 def _outcome(world: World, ports: Ports, buffer_nbytes: NDArray[np.float64]) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -18,6 +18,9 @@ from bml.cli.sim.asked import Asked
 from bml.cli.sim.options import Command, read_size
 from bml.packets.settings import Settings
 from bml.topology import UsageError
+
+if TYPE_CHECKING:  # it needs numba
+    from bml.packets.simulate import Outcome
 
 _SHOWN = 5
 """Ports of the table; JSON has all."""
@@ -152,10 +155,6 @@ def packet_answer(asked: Asked, wanted: Wanted) -> PacketReport:
             lambda share: shown.update(task, completed=share),
         )
     stop_s = time.perf_counter()
-    ports = outcome.ports
-    columns_of_links = (outcome.pauses, outcome.paused_s, outcome.most_queued)
-    order = np.lexsort([-column for column in reversed(columns_of_links)]).tolist()
-    pauses, paused_s, queued = (column.tolist() for column in columns_of_links)
     return PacketReport(
         fabric=asked.fabric.name,
         failures=list(asked.failures),
@@ -180,24 +179,35 @@ def packet_answer(asked: Asked, wanted: Wanted) -> PacketReport:
         pauses=int(outcome.pauses.sum()),
         paused_s=float(outcome.paused_s.sum()),
         longest_queue=float(outcome.most_queued.max(initial=0.0)),
-        links=[
-            {
-                "link": ports.name[at],
-                "pauses": pauses[at],
-                "paused_s": paused_s[at],
-                "longest_queue": round(queued[at]),
-            }
-            for at in order
-        ],
-        switches=[
-            {"switch": name, "most_held": round(held), "buffer": round(buffer)}
-            for name, held, buffer in zip(
-                ports.switch, outcome.most_held.tolist(), outcome.buffer_nbytes.tolist(), strict=True
-            )
-        ],
+        links=_links(outcome),
+        switches=_switches(outcome),
         planning_s=round(planned_s - start_s, 6),
         simulating_s=round(stop_s - planned_s, 6),
     )
+
+
+def _links(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return all links, the most paused first, then those with the longest queues."""
+    columns = outcome.pauses, outcome.paused_s, outcome.most_queued
+    order = np.lexsort([-column for column in reversed(columns)]).tolist()
+    pauses, paused_s, queued = (column.tolist() for column in columns)
+    return [
+        {
+            "link": outcome.ports.name[at],
+            "pauses": pauses[at],
+            "paused_s": paused_s[at],
+            "longest_queue": round(queued[at]),
+        }
+        for at in order
+    ]
+
+
+def _switches(outcome: Outcome) -> list[dict[str, Any]]:
+    columns = outcome.ports.switch, outcome.most_held.tolist(), outcome.buffer_nbytes.tolist()
+    return [
+        {"switch": name, "most_held": round(held), "buffer": round(buffer)}
+        for name, held, buffer in zip(*columns, strict=True)
+    ]
 
 
 def show_packets(report: PacketReport) -> None:
