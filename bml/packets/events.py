@@ -48,11 +48,12 @@ def run(world: World, rules: Rules, most_events: int) -> int:
     needed = 2 * len(links) + 8
     if number[EVENTS] == 0:
         for transfer in range(len(world.transfers)):
-            if world.transfers[transfer].missing == 0:
-                if world.transfers[transfer].connection != NOBODY:
-                    _enqueue(transfer, world)
-                elif np.isnan(world.transfers[transfer].arrived):
-                    _arrive(transfer, world)
+            if world.transfers[transfer].missing == 0 and world.transfers[transfer].connection != NOBODY:
+                _enqueue(transfer, world)
+        for transfer in range(len(world.transfers)):
+            ready = world.transfers[transfer]
+            if ready.missing == 0 and ready.connection == NOBODY and np.isnan(ready.arrived):
+                _arrive(transfer, world)
         _settle(world, rules)
     for _ in range(most_events):
         if number[N_FREE] < needed:
