@@ -32,7 +32,7 @@ def inlined(function: _Function) -> _Function:
 def _compiled(function: _Function, **options: Any) -> _Function:
     # As numpy does, a division by zero gives infinity: checks would be half of the code.
     options["error_model"] = "numpy"
-    # No function makes an array, so none has to count who uses it: that would be four fifths of the time.
+    # No function makes an array, so none counts who uses it: for packets that was four fifths of the time.
     options["_nrt"] = False
     try:
         return cast(_Function, njit(cache=True, **options)(function))

@@ -1,7 +1,7 @@
 """Heaps in arrays of records, for `bml.packets.events`.
 
 The machine code of that module has these functions in it, and is kept for later runs until its own file
-changes. So whoever changes this file also changes that one, or deletes the folders __pycache__.
+changes. After a change here, change that file, too, or delete the folders __pycache__.
 """
 
 from __future__ import annotations

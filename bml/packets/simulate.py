@@ -43,7 +43,7 @@ from bml.topology import Fabric, UsageError
 MOST_CROSSINGS = 100_000_000
 """Packets over links that are simulated: about a minute."""
 CROSSINGS_PER_S = 1.7e6
-"""Of them in a second, measured on a machine with other work; for messages only."""
+"""Of them in a second, the least that was measured, on a machine with other work; for messages only."""
 _AT_ONCE = 2_000_000
 """Events between two reports of progress."""
 
