@@ -1,4 +1,4 @@
-"""Writes docs/explanation/papers.md and its figures: `python docs/papers.py`, which takes a minute or two.
+"""Writes docs/explanation/papers.md and its figures: `python docs/papers.py`, which takes two minutes.
 
 `bml figures` computes the figures into docs/explanation/figures, and the page is made from their JSON.
 tests/documents/test_papers.py fails when the page is not what this writes, or a figure has other values.
@@ -33,7 +33,7 @@ page is written by `python docs/papers.py`; `bml figures` computes the same into
 - *Ratio* is ours over published. Nothing was fitted: a ratio that is off is shown as it is, with the likely
   reason.
 - *Theory* is a formula, or bytes and messages that were counted in a schedule. *Simulation* is that of
-  [`bml sim`](../reference/simulation.md), which has flows and no packets.
+  [`bml sim`](../reference/simulation.md), which has flows; *packets* is that of `bml sim --packets`.
 - In the pictures a ring is a published value.
 """
 

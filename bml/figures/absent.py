@@ -22,14 +22,9 @@ class Absent:
 
 ABSENT = (
     Absent(
-        "PFC pause frames",
-        "thousands of pauses of a mesh on a Fat-Tree, none of HiPS on BCube",
-        "not to be had yet: they come from buffers of switches, and bml sim has flows and no packets",
-    ),
-    Absent(
         "synchronisation times with RDMA, PFC and DCQCN in a packet-level simulator",
         "not known to us",
-        "the same; fat-tree-bcube has the theory of that setting, and a simulation of flows",
+        "packet-times has ours, beside which we have only the theory of that setting",
     ),
     Absent(
         "job completion times measured on nine servers with two GPUs each",

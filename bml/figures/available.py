@@ -5,6 +5,7 @@
 import bml.figures.failures
 import bml.figures.fat_tree
 import bml.figures.hips
+import bml.figures.pauses
 import bml.figures.synchronisation
 import bml.figures.trainings
 import bml.figures.tree_shapes

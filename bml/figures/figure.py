@@ -24,11 +24,13 @@ class How(Enum):
     """How our value was found.
 
     `theory`: a formula, or bytes and messages counted in a schedule or a fabric. `simulation`: the flow
-    simulation of `bml.flows`, or a count of paths that a hash chose.
+    simulation of `bml.flows`, or a count of paths that a hash chose. `packets`: the simulation of
+    `bml.packets`.
     """
 
     theory = "theory"
     simulation = "simulation"
+    packets = "packets"
 
 
 class Basis(Enum):

@@ -73,9 +73,49 @@ def test_comparison_with_prices():
     assert (fabrics["torus:4x2"]["nic_ports"], fabrics["torus:4x2"]["switch_ports"]) == (64, 0)
 
 
+def test_json_of_packets():
+    step = ("--algorithm", "mesh", "--bytes", "8MB", "--rate", "40gbit")
+    arguments = ("fattree:4", *step, "--packets", "--json")
+    report = json.loads(run(*arguments, "--no-dcqcn").stdout)
+    assert (report["packets"], report["delay_s"], report["dcqcn"]) == (16 * 15 * 2 * 124, 1e-6, False)
+    assert report["gst"] > report["planned"]
+    assert report["pauses"] == sum(each["pauses"] for each in report["links"]) > 0
+    assert report["paused_s"] == pytest.approx(sum(each["paused_s"] for each in report["links"]))
+    assert report["longest_queue"] == max(each["longest_queue"] for each in report["links"])
+    assert report["links"][0]["pauses"] == max(each["pauses"] for each in report["links"])
+    assert len(report["switches"]) == 20
+    assert all(0 < each["most_held"] < each["buffer"] == 1_500_000 for each in report["switches"])
+    assert report["notifications"] == 0 < report["marked"]
+    other = json.loads(run(*arguments, "--seed", "1", "--buffer", "1GB", "--packet", "8KiB").stdout)
+    assert (other["pauses"], other["seed"], other["packet_nbytes"]) == (0, 1, 8192)
+    assert other["notifications"] > 0
+
+
+def test_a_table_of_packets():
+    result = run("bcube:3x2", "--bytes", "1MB", "--packets", "--fail", "server:4", "--delay", "0")
+    assert result.exit_code == 0, result.output
+    assert "bcube:3x2 without server:4" in result.output
+    assert "0, together 0.000 ms" in result.output
+    assert "DCQCN: 0 marked" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["bcube:3x2", "--packet", "1KiB"], "--packet is for packets: add --packets"),
+        (["bcube:3x2", "--buffer", "1MB"], "--buffer is for packets"),
+        (["bcube:3x2", "--dcqcn"], "--dcqcn is for packets"),
+        (["bcube:3x2", "--no-dcqcn"], "--no-dcqcn is for packets"),
+        (["bcube:3x2", "--seed", "0"], "--seed is for packets"),
+        (["bcube:3x2", "--packets", "--compare"], "--compare is for flows: leave it out, or --packets"),
+        (["bcube:3x2", "--packets", "--plot", "x.svg"], "--plot is for flows"),
+        (["bcube:3x2", "--packets", "--trace", "x.json"], "--trace is for flows"),
+        (["bcube:3x2", "--packets", "--seeds", "2"], "--seeds is for flows"),
+        (["bcube:3x2", "--packets", "--packet", "0"], "at least 1 byte"),
+        (["bcube:3x2", "--packets", "--packet", "1GiB"], "packets of up to 1048576 bytes"),
+        (["bcube:3x2", "--packets", "--buffer", "10KB"], "no room beside the headroom"),
+        (["bcube:3x2", "--packets", "--delay", "1"], "no room beside the headroom"),
+        (["bcube:3x2", "--packets", "--bytes", "100GB"], "times over a link, which would take about"),
         (["bcube:3x2", "--rate", "fast"], "'fast' is no rate"),
         (["bcube:3x2", "--rate", "0mbit"], "'0mbit' is no rate"),
         (["bcube:3x2", "--bytes", "many"], "'many' is not a size"),

@@ -79,12 +79,14 @@ def test_a_table_has_the_keys_of_the_code(title: str) -> None:
 
 PLAN = {field.name for field in fields(importlib.import_module("bml.cli.plan").Report)}
 SIM = {field.name for field in fields(importlib.import_module("bml.cli.sim.asked").Report)}
+SIM_PACKETS = {field.name for field in fields(importlib.import_module("bml.cli.sim.packets").PacketReport)}
 SIM_TRAIN = {field.name for field in fields(importlib.import_module("bml.cli.sim.trained").TrainReport)}
 MACHINE = {"cores", "load"}
 COMMANDS = {
     "bml inject": lambda: keys(Job.inject) | {"(or fabric)"},
     "bml plan": lambda: PLAN,
     "bml sim": lambda: SIM,
+    "bml sim --packets": lambda: SIM_PACKETS,
     "bml sim --compare": lambda: keys(command("sim.compared", "compared"), -1),
     "bml sim train": lambda: SIM_TRAIN,
     "bml sim train --compare": lambda: keys(command("sim.trained", "compared"), -1),

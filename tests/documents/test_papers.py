@@ -14,7 +14,7 @@ import pytest
 from reference_pages import script
 
 from bml.cli.figures.shown import record
-from bml.figures import failures, fat_tree, hips, trainings
+from bml.figures import failures, fat_tree, hips, pauses, trainings
 from bml.figures.figure import Point, registered
 
 papers = script("papers")
@@ -23,6 +23,8 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "gst-bcube": partial(hips.gst_on_bcube, (4,), (2, 3)),
     "gst-torus": partial(hips.gst_on_torus, (4,), (2, 3)),
     "more-failures": partial(failures.more_failures, (0, 1)),
+    "pauses": partial(pauses.pauses, ("HiPS, bcube:16x2",)),
+    "packet-times": partial(pauses.packet_times, ("HiPS, bcube:16x2",)),
     "uplink-flows": partial(fat_tree.uplink_flows, (1, 9)),
     "job-completion": partial(trainings.job_completion, ("resnet50",), (10, 40)),
 }

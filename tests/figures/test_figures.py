@@ -20,10 +20,13 @@ from bml.figures.fat_tree import (
 )
 from bml.figures.figure import Basis, How, Point, chosen, figure, registered
 from bml.figures.hips import gst_on_bcube, gst_on_torus, reductions
+from bml.figures.pauses import SHUFFLED, elsewhere, packet_times, pauses
 from bml.figures.steps import WHOLE_S, by_formula, simulated
 from bml.figures.synchronisation import one_kth, times_by_algorithm
 from bml.figures.trainings import job_completion
 from bml.figures.tree_shapes import shapes, shapes_of_flextree, size_text
+from bml.flows.simulate import Conditions, traffic_of
+from bml.schedule import plan
 from bml.schedule.select.model import DEFAULTS
 from bml.topology import parse
 from bml.topology.fattree import fat_tree
@@ -52,6 +55,7 @@ def test_every_figure_says_what_it_is() -> None:
         assert not found.about.endswith(" ")
     assert all((each.what and each.published and each.why) for each in ABSENT)
     assert any("PFC" in each.what for each in ABSENT)
+    assert "pauses" in registered()
 
 
 def test_a_name_or_all() -> None:
@@ -241,3 +245,38 @@ def test_trainings_whose_wires_are_the_limit_take_half_the_time() -> None:
     assert found["mesh, one switch, most"].published == -56.4
     after = found["mesh, one switch, after backward, alexnet 10G"].ours or 0
     assert beside < after < 0, "what is not hidden under computation is a smaller part of the job"
+
+
+@pytest.mark.timeout(600)  # it may compile, on a busy machine
+def test_hips_on_the_published_bcube_pauses_nothing() -> None:
+    cases = ("HiPS, bcube:16x2",)
+    counts, times = pauses(cases), packet_times(cases)
+    assert [point.ours for point in counts] == [0, 0] == [point.published for point in counts]
+    assert [point.at for point in counts] == ["DCQCN", "no rate control"]
+    assert all(point.ratio == pytest.approx(1, abs=0.002) for point in times)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_mesh_on_the_published_fat_tree_pauses_thousands() -> None:
+    counts, times = pauses(("mesh, fattree:10",)), packet_times(("mesh, fattree:10",))
+    assert all((point.ours or 0) > 10 for point in counts)
+    assert all(1.2 < (point.ratio or 0) < 1.7 for point in times)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_rate_control_saves_pauses_of_a_shuffled_ring() -> None:
+    controlled, free = pauses(SHUFFLED[:1])
+    assert (controlled.ours or 0) < (free.ours or 0) / 10
+
+
+def test_traffic_elsewhere_is_the_same_between_other_servers() -> None:
+    traffic, _ = traffic_of(plan(parse("switch:8"), "ring"), Conditions(1e6, 1e9))
+    moved = elsewhere(traffic, 8)
+    sends = traffic.sender >= 0
+    assert (moved.sender[~sends] == traffic.sender[~sends]).all()
+    pairs = set(zip(traffic.sender[sends].tolist(), moved.sender[sends].tolist(), strict=True))
+    pairs |= set(zip(traffic.receiver[sends].tolist(), moved.receiver[sends].tolist(), strict=True))
+    assert len(pairs) == 8, "one place for each server"
+    assert any(server != place for server, place in pairs)

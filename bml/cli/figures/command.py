@@ -26,7 +26,7 @@ from bml.topology import UsageError
 def figures(name: str, out: Path, as_json: bool) -> None:
     """Compute figures and tables of the papers, and put the published values beside ours.
 
-    NAME is one figure, or all of them: that takes a minute. Each is written into a folder as NAME.svg and
+    NAME is one figure, or all of them: that takes two minutes. Each is written into a folder as NAME.svg and
     NAME.json when all have been computed. Values are from theory or from simulation, as `bml plan` and
     `bml sim` have them; the last table says what cannot be had. It needs numba and matplotlib.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from bml.cli.plan import parse_bytes
 from bml.cli.printed import check_writable
 from bml.cli.sim.asked import Asked
 from bml.cli.sim.options import check_numba, damaged, network_options, parse_rate, read_size
+from bml.cli.sim.packets import Wanted, packet_answer, packet_options, show_packets
 from bml.cli.sim.train import train
 from bml.cluster.spec.constants import load_constants
 from bml.topology import UsageError
+from bml.topology.fattree import with_seed
 
 
 class Simulation(click.Command):
@@ -54,6 +56,7 @@ class Simulation(click.Command):
     "--plot", "picture", type=click.Path(path_type=Path), help="Draw links into .png, .svg or .pdf."
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a timeline for ui.perfetto.dev.")
+@packet_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def sim(
     fabric: str,
@@ -71,13 +74,15 @@ def sim(
     prices: str | None,
     picture: Path | None,
     trace: Path | None,
+    packets: Wanted | None,
     as_json: bool,
 ) -> None:
     """Simulate a step on a modelled network, and print its time and its busiest links.
 
     Connections share links fairly, each sends in order, and a message arrives a delay after its last byte: by
-    default the start-up time of the cost model. Headers, losses and processors are not modelled.
-    `bml sim train` simulates a whole training.
+    default the start-up time of the cost model. Headers, losses and processors are not modelled. With
+    --packets every packet is simulated, with queues, pause frames and rate control; --delay is then that of a
+    cable, by default 1 µs. `bml sim train` simulates a whole training.
 
     \b
     Example:
@@ -85,6 +90,7 @@ def sim(
       bml sim bcube:4x2 --fail server:0 --link-rate 5/1=1/10 --trace step.json
       bml sim fattree:10 --algorithm ring --seeds 20
       bml sim bcube:16x2 --compare --prices nic=1,port=2
+      bml sim fattree:4 --algorithm mesh --rate 40gbit --packets --no-dcqcn
       bml sim train bcube:3x2 --model vgg19
     """
     check_numba()
@@ -97,7 +103,8 @@ def sim(
     check_writable(trace, "--trace")
     if picture is not None:
         check_drawable(picture)
-    _check_comparing(comparing, prices, {"--plot": picture, "--trace": trace, "--seeds": seeds > 1})
+    others: dict[str, object] = {"--plot": picture, "--trace": trace, "--seeds": seeds > 1}
+    _check_comparing(comparing, prices, others)
     known, source = load_constants(constants)
     asked = Asked(
         fabric=damaged(fabric, link_rate, fail),
@@ -111,6 +118,9 @@ def sim(
         seeds=seeds,
         constants=known,
     )
+    if packets is not None:
+        _answer_packets(asked, packets, delay_s, {**others, "--compare": comparing}, as_json)
+        return
     if comparing:
         tables = compared(asked, read_prices(prices or ""))
         current().answer(tables) if as_json else show_tables(tables)
@@ -124,6 +134,19 @@ def sim(
         current().answer(asdict(report))
     else:
         show(report, f"{delay_s} s, asked for" if delay_s is not None else source)
+
+
+def _answer_packets(
+    asked: Asked, packets: Wanted, delay_s: float | None, others: dict[str, object], as_json: bool
+) -> None:
+    """Raises UsageError for `others`, which are for flows alone."""
+    for name in (name for name, given in others.items() if given):
+        raise UsageError(f"{name} is for flows: leave it out, or --packets")
+    seeded = replace(asked, fabric=with_seed(asked.fabric, packets.seed))
+    if delay_s is not None:
+        packets = replace(packets, settings=replace(packets.settings, delay_s=delay_s))
+    report = packet_answer(seeded, packets)
+    current().answer(asdict(report)) if as_json else show_packets(report)
 
 
 def _check_comparing(comparing: bool, prices: str | None, others: dict[str, object]) -> None:
