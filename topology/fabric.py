@@ -219,7 +219,7 @@ class Fabric:
             return known
         for failure in parsed:
             self._check(failure)
-        if len(self._damaged) == _KEPT:
+        if len(self._damaged) >= _KEPT:  # threads may have added one meanwhile
             self._damaged.clear()
         return self._damaged.setdefault(parsed, Fabric(self.wiring, self.failures | parsed, self.rates))
 

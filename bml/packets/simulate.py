@@ -121,7 +121,7 @@ def play(
     network = wire(traffic, fabric, conditions.rate)
     ports = ports_of(network, fabric)
     transfers = _transfers(traffic, network, conditions.nbytes, settings.packet_nbytes)
-    crossings = _crossings(transfers, ports)
+    crossings = _crossings(transfers, ports, settings.packet_nbytes)
     check_crossings(crossings, settings.packet_nbytes)
     world = _world(traffic, network, ports, transfers, conditions.rate, settings)
     world.connections["rank"] = np.random.default_rng(seed).permutation(len(world.connections))
@@ -158,13 +158,19 @@ def _transfers(traffic: Traffic, network: Network, nbytes: float, packet_nbytes:
     transfers["connection"] = network.connection
     transfers["priority"] = traffic.priority
     transfers["missing"] = np.bincount(traffic.after, minlength=traffic.n_nodes)
-    transfers["packets"] = np.maximum(1, np.ceil(transfers["nbytes"] / packet_nbytes))
+    # More than that are refused, and may not fit into the record.
+    transfers["packets"] = np.minimum(_packets(transfers, packet_nbytes), MOST_CROSSINGS + 1)
     return transfers
 
 
-def _crossings(transfers: Records, ports: Ports) -> int:
+def _packets(transfers: Records, packet_nbytes: int) -> NDArray[np.float64]:
+    return np.maximum(1, np.ceil(transfers["nbytes"] / packet_nbytes))
+
+
+def _crossings(transfers: Records, ports: Ports, packet_nbytes: int) -> int:
     sends = transfers[transfers["connection"] != NOBODY]
-    return int((sends["packets"] * np.diff(ports.path_start)[sends["connection"]]).sum())
+    links = np.diff(ports.path_start)[sends["connection"]]
+    return int((_packets(sends, packet_nbytes) * links).sum())
 
 
 def _world(

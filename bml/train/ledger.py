@@ -208,7 +208,8 @@ class Ledger:
         record = hashlib.sha256(self._chain)
         head = [step, batch.epoch_no, batch.batch_no, len(members), *members]
         record.update(np.asarray(head, "<i8").tobytes())
-        parts = [used.get(server, batch.indices[:0]) for server in members]
+        none = batch.indices[:0]
+        parts = [used.get(server, none) for server in members]
         sizes = np.array([len(part) for part in parts], "<i8")
         # One after the other: a server, how many samples it has, and these. All at once, as it is done
         # in every step and there may be a thousand servers.
@@ -216,6 +217,10 @@ class Ledger:
         at = 2 * np.arange(len(members)) + np.cumsum(sizes) - sizes
         is_sample = np.ones(len(words), np.bool_)
         is_sample[at] = is_sample[at + 1] = False
-        words[at], words[at + 1], words[is_sample] = members, sizes, np.concatenate(parts)
+        words[at], words[at + 1], words[is_sample] = (
+            members,
+            sizes,
+            np.concatenate([none, *parts]),
+        )
         record.update(words.tobytes())
         self._chain = record.digest()

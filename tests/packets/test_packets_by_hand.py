@@ -165,3 +165,8 @@ def test_a_buffer_without_room_beside_the_headroom_is_refused():
 def test_too_many_packets_are_refused_with_the_calculation():
     with pytest.raises(UsageError, match=r"would go 2000000000 times over a link.* 1\d\d\d s"):
         sent(transfers([(0, 1)], [1.0]), "switch:2", 1e9 * PACKET)
+
+
+def test_packets_that_no_record_can_count_are_refused_too():
+    with pytest.raises(UsageError, match=r"would go 10000000000 times over a link"):
+        sent(transfers([(0, 1)], [1.0]), "switch:2", 5e9 * PACKET)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from sampled import first
 
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
@@ -16,7 +17,6 @@ from bml.sim.world.coordinators import SimulatedCoordinators
 from bml.sim.world.settings import Settings
 from bml.sim.world.wires import Wires
 from bml.topology import parse
-from tests.sampled import first
 
 HALL_S = (0.0001, 0.0001)
 

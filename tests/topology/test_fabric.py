@@ -180,3 +180,18 @@ def test_4096_servers_are_cheap():
     # Gone are the 8 links of the switch and the 4 of the server; they have none in common.
     assert len(fabric.links) == 4 * 4096 - 8 - 4
     assert fabric.is_connected
+
+
+def test_a_fabric_keeps_a_few_damaged_ones():
+    """Servers ask for that of a view again and again; what they asked for long ago is dropped."""
+    fabric = parse("bcube:4x2")
+    first = fabric.without("server:0", "link:1/0")
+    assert fabric.without("link:1/0", "server:0") is first
+    for server in range(1, 16):
+        assert fabric.without(f"server:{server}").failures == {topology.ServerFailure(server)}
+        assert len(vars(fabric)["_damaged"]) <= 4
+    vars(fabric)["_damaged"].update({frozenset([each]): first for each in range(5)})  # as threads may
+    assert fabric.without("server:0", "link:1/0") == first
+    assert len(vars(fabric)["_damaged"]) == 1
+    with pytest.raises(UsageError):
+        fabric.without("server:99")

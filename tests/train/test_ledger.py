@@ -1,3 +1,4 @@
+import hashlib
 import subprocess
 import sys
 
@@ -116,3 +117,28 @@ for each in threads:
     for _ in range(3):
         ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def record(chain: bytes, batch: GlobalBatch, members: list[int], used: dict[int, np.ndarray]) -> bytes:
+    """What a step adds to the digest, word by word."""
+    hashed = hashlib.sha256(chain)
+    words = [batch.step + 1, batch.epoch_no, batch.batch_no, len(members), *members]
+    for server in members:
+        part = used.get(server, batch.indices[:0])
+        words += [server, len(part), *part.tolist()]
+    for word in words:
+        hashed.update(int(word).to_bytes(8, "little", signed=True))
+    return hashed.digest()
+
+
+@pytest.mark.parametrize("n_servers", [0, 1, 2, 9, 50])
+def test_a_digest_is_that_of_all_words_in_their_order(n_servers: int) -> None:
+    """Joiners of another version hash it otherwise, perhaps, but must come to the same."""
+    plan, ledger, chain = BatchPlan(90, 30, 2, 0), Ledger(90), Ledger(90)._chain
+    members = list(range(n_servers))
+    for step in range(5):
+        batch = plan.batch(step)
+        used = used_indices(assignment(batch.indices, range(60), members), recomputed=True) if members else {}
+        ledger.commit(step + 1, batch, members, used)
+        chain = record(chain, batch, members, used)
+        assert ledger.digest() == hashlib.sha256(chain).hexdigest()

@@ -26,6 +26,9 @@ from bml.topology import BCube, Fabric
 
 _MOST_COUNTED = 1 << 18
 """Entries of a table that is counted at once: larger ones leave the cache."""
+_FEW_STAGES = 8
+"""Up to so many are counted one by one; trees of a ring have as many stages as servers."""
+_Table = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -143,11 +146,10 @@ def crowd(senders: int) -> int:
 
 def _of_forest(forest: Forest, fabric: Fabric) -> Counts:
     added, touched, incast = (np.zeros(forest.parent.shape[1], np.int64) for _ in range(3))
-    for weight, senders in _senders(forest):
-        children = senders.sum(axis=1)
+    for weight, children, crowds in _senders(forest):
         added += weight @ children
         touched += weight @ np.where(children, children + 2, 0)
-        incast += weight @ np.where(senders > 1, senders * (senders + 1), 0).sum(axis=1)
+        incast += weight @ crowds
     return Counts(
         rounds=sum(_rounds(forest, phase) for phase in Phase),
         wire=gst(forest, fabric),
@@ -157,18 +159,31 @@ def _of_forest(forest: Forest, fabric: Fabric) -> Counts:
     )
 
 
-def _senders(forest: Forest) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Weights of some pieces, and from how many children a server adds them: [piece, stage, server]."""
+def _senders(forest: Forest) -> Iterator[tuple[_Table, _Table, _Table]]:
+    """Weights of some pieces; how many children a server adds in each, and their crowds, [piece, server]."""
     n_servers, n_stages = forest.parent.shape[1], forest.n_stages(Phase.REDUCE)
-    rows = max(1, _MOST_COUNTED // max(1, n_servers * n_stages))
+    rows = max(1, _MOST_COUNTED // max(1, n_servers))
     for start in range(0, forest.pieces, rows):
         parent, stage = forest.parent[start : start + rows], forest.stage[start : start + rows]
-        there = parent >= 0
-        piece = np.repeat(np.arange(len(parent)), there.sum(axis=1))
-        places = (piece * n_stages + stage[there]) * n_servers + parent[there]
-        shape = (len(parent), n_stages, n_servers)
-        counted = np.bincount(places, minlength=len(parent) * n_servers * n_stages).reshape(shape)
-        yield forest.weight[start : start + rows], counted
+        there, shape = parent >= 0, parent.shape
+        piece = np.repeat(np.arange(shape[0]), there.sum(axis=1))
+        place = piece * n_servers + parent[there]
+        children = np.bincount(place, minlength=parent.size)
+        crowds = _crowds(place, stage[there], n_stages, parent.size)
+        yield forest.weight[start : start + rows], children.reshape(shape), crowds.reshape(shape)
+
+
+def _crowds(place: _Table, stage: NDArray[np.int16], n_stages: int, n_places: int) -> _Table:
+    """The sum of the `crowd`s at each place, of the senders of each stage."""
+    found = np.zeros(n_places, np.int64)
+    if n_stages <= _FEW_STAGES:
+        for each in range(n_stages):
+            senders = np.bincount(place[stage == each], minlength=n_places)
+            found += np.where(senders > 1, senders * (senders + 1), 0)
+        return found
+    groups, senders = np.unique(place * n_stages + stage, return_counts=True)
+    np.add.at(found, groups // n_stages, np.where(senders > 1, senders * (senders + 1), 0))
+    return found
 
 
 def _rounds(forest: Forest, phase: Phase) -> int:
