@@ -383,7 +383,9 @@ def _plain(value: Any) -> Hashable:
         return tuple(sorted(map(_plain, value), key=repr))
     if isinstance(value, tuple | list | deque):
         return tuple(map(_plain, value))
-    if isinstance(value, BmlError | Suspicion | Fabric):
+    if isinstance(value, Fabric):
+        return str(value), value.rates
+    if isinstance(value, BmlError | Suspicion):
         return str(value)
     fields = vars(value)
     return tuple(_plain(fields[name]) for name in fields if name not in _LEFT_OUT)

@@ -14,8 +14,8 @@ from bml.schedule.packed.trees import Standing, Trees
 from bml.topology import BCube, Fabric
 
 _Array = NDArray[np.int32]
-_MOST_MOVED = 1 << 16
-"""Servers in all trees together up to which every tree may be changed; beyond, only those that are broken."""
+_MOST_MOVED = 64
+"""Servers up to which every tree may be changed; of more, only those that are broken."""
 _UNEVEN = Fraction(1, 100)
 """By so much more than others a NIC may be loaded so that fewer trees do."""
 
@@ -25,13 +25,12 @@ def cut(nics: Nics, thread: int) -> tuple[_Array, _Array, _Array]:
     return _cut(nics, thread, owners(nics.fabric, thread))
 
 
-def is_large(nics: Nics, sets: int) -> bool:
-    """Whether so many trees per server are a large packing of a BCube, which `cut_large` cuts.
+def is_large(nics: Nics) -> bool:
+    """Whether a packing is a large one of a BCube, which `cut_large` cuts.
 
     Slow NICs break no tree, so they would not be relieved of any.
     """
-    moved = sets * len(nics.servers) ** 2
-    return isinstance(nics.fabric.wiring, BCube) and nics.uniform and moved > _MOST_MOVED
+    return isinstance(nics.fabric.wiring, BCube) and nics.uniform and len(nics.servers) > _MOST_MOVED
 
 
 def cut_large(nics: Nics, max_depth: int) -> Trees:
@@ -62,12 +61,17 @@ def _roots(fabric: Fabric, thread: int) -> tuple[int, ...]:
     servers whose digits have the same sum modulo n, equally many agree with it in any k-1 digits. So
     they load all NICs alike, but for the last level of a root itself: n-1 pieces of 2(N-1)/n on each NIC.
     """
-    n = fabric.ports
     live = owners(fabric, thread)
-    if Fraction(n * (n - 1), 2 * (fabric.n_servers - 1)) > _UNEVEN:
+    if servers_per_root(fabric) == 1:
         return live
-    sums = digits_of(fabric).sum(axis=1) % n
-    return tuple(server for server in live if sums[server] == thread % n)
+    sums = digits_of(fabric).sum(axis=1) % fabric.ports
+    return tuple(server for server in live if sums[server] == thread % fabric.ports)
+
+
+def servers_per_root(fabric: Fabric) -> int:
+    """One in so many servers owns pieces of a thread in a large packing: all, or every n-th; see `_roots`."""
+    n = fabric.ports
+    return n if Fraction(n * (n - 1), 2 * (fabric.n_servers - 1)) <= _UNEVEN else 1
 
 
 def _cut(nics: Nics, thread: int, roots: tuple[int, ...]) -> tuple[_Array, _Array, _Array]:

@@ -22,7 +22,8 @@ from bml.schedule.algorithms.registry import algorithm
 from bml.schedule.ir.cost import gst
 from bml.schedule.ir.forest import AT_ROOT, NOT_THERE, Forest
 from bml.schedule.ir.nics import Nics, cut_bound, number_nics
-from bml.schedule.packed.search import ROUNDING, Search, whole_pieces
+from bml.schedule.packed.healthy import servers_per_root
+from bml.schedule.packed.search import ROUNDING, Search, TooBroken, whole_pieces
 from bml.schedule.packed.symmetry import representative, without_repeats
 from bml.schedule.packed.trees import Standing, Trees
 from bml.topology import BCube, Fabric, FabricError, ServerFailure
@@ -60,8 +61,9 @@ def packed(fabric: Fabric) -> Forest:
 
 
 def fits(fabric: Fabric) -> bool:
-    """Whether a fabric is small enough to be packed in memory and in time (about 2000 servers)."""
-    return fabric.n_servers**2 * fabric.levels <= _MOST_ENTRIES
+    """Whether a fabric is small enough to be packed in memory and in time (2000 servers with two NICs)."""
+    fewer = servers_per_root(fabric) if isinstance(fabric.wiring, BCube) and not fabric.rates else 1
+    return fabric.n_servers**2 * fabric.levels // fewer <= _MOST_ENTRIES
 
 
 @lru_cache(maxsize=_KEPT_PLANS)
@@ -81,7 +83,11 @@ def _best(fabric: Fabric) -> Forest:
         return bml(fabric)
     nics = number_nics(fabric)
     search = Search(nics)
-    forest = _forest(nics, search.run(_sets(nics, cut_bound(nics))))
+    try:
+        trees = search.run(_sets(nics, cut_bound(nics)))
+    except TooBroken:
+        return detour(fabric)
+    forest = _forest(nics, trees)
     if search.is_enough or not _may_do_better(fabric):
         return forest
     paper = detour(fabric)

@@ -31,6 +31,8 @@ _LARGE_ENOUGH = Fraction(51, 50)
 """… and this near a proved bound nothing further is tried: a step may be waiting."""
 _LARGE_EFFORT = 100
 """Servers brought into trees of a large packing, per server of the fabric, those that were missing beside."""
+_MOST_MISSING = 250
+"""Servers that may be missing in all trees of a large packing, per server of the fabric."""
 _PASSES = 10
 """Passes over the overloaded NICs for one aim; most often five do."""
 _LOOK_EVERY = 4
@@ -48,6 +50,10 @@ _PROBES = 256
 """Trees of a probe."""
 _MOST_PIECES = 400
 """Trees that are tried where fewer do not come close, unless one set is more."""
+
+
+class TooBroken(Exception):
+    """Too much is missing in the trees of a large packing."""
 
 
 class Search:
@@ -74,7 +80,7 @@ class Search:
 
         In large packings only broken trees are changed, and no others are tried.
         """
-        if is_large(self.nics, sets):
+        if is_large(self.nics):
             return self._mend(cut_large(self.nics, self.nics.fabric.levels + 2))
         self._attempt(sets, _FIRST)
         if self._within(_FAIRLY):
@@ -116,7 +122,13 @@ class Search:
         self._pack(start(self.nics, sets, room(self.nics, aim, pieces)), limit)
 
     def _mend(self, trees: Trees) -> Trees:
-        """Complete the trees of a large packing, and even them out as far as is quick."""
+        """Complete the trees of a large packing, and even them out as far as is quick.
+
+        Raises:
+            TooBroken: so much is missing in them that it would take long.
+        """
+        if trees.n_missing > _MOST_MISSING * len(self.nics.servers):
+            raise TooBroken
         aim = whole_pieces(self.nics, self.proved * _LARGE_ROOM, trees.pieces)
         trees.set_room(room(self.nics, aim, trees.pieces))
         for tree in range(len(trees.roots)):
@@ -126,7 +138,11 @@ class Search:
         for turn in range(_PASSES):
             if self.is_enough or self._is_spent(_LARGE_EFFORT, trees):
                 break
-            moved = sum(trees.relieve(nic, 7 * turn + 5 * nic) for nic in trees.over())
+            moved = 0
+            for nic in trees.over():
+                if self._is_spent(_LARGE_EFFORT, trees):
+                    break
+                moved += trees.relieve(nic, 7 * turn + 5 * nic)
             self.reached = _time(trees)
             if not moved:
                 self.proved = max(self.proved, blame(self.nics, trees.load, trees.pieces))

@@ -111,6 +111,11 @@ class Trees:
         return made
 
     @property
+    def n_missing(self) -> int:
+        """Servers that are missing in the trees of `standing`, each as often as it is."""
+        return sum(map(len, self._missing))
+
+    @property
     def pieces(self) -> int:
         """Number of trees, those that do not change included."""
         return len(self.standing.roots) if self.standing else len(self.roots)

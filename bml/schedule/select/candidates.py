@@ -141,7 +141,7 @@ def usual_algorithm(fabric: Fabric, patient: bool = True) -> tuple[str, str]:
     is_graph = isinstance(fabric.wiring, Graph)
     most: float = MOST_SERVERS if fabric.failures else _SOONER * MOST_SERVERS if is_graph else inf
     if isinstance(fabric.wiring, BCube) and not any(fabric.nic_alive(*link) for link, _ in fabric.rates):
-        most = inf  # only broken trees are mended, which takes no longer than detours do
+        most = inf  # only broken trees are mended
     if fabric.failures:
         state = "the fabric is damaged"
     elif fabric.rates:
