@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 import struct
 import zlib
 from collections import deque
@@ -267,9 +268,9 @@ def test_an_error_of_the_recorder_ends_the_recorder_and_not_the_job(
     for tick in range(200):
         made.heard(0, 0, 2.0 + tick)
         assert isinstance(made.handle(ev.Tick(), 2.0 + tick), list)
-    assert [each.message for each in caplog.records] == [
-        "server 1 records no more: TypeError: no class that a recording holds"
-    ]
+    # A server of another test may still live in a thread of its own, and end its recorder here, too.
+    here = [each.message for each in caplog.records if each.thread == threading.get_ident()]
+    assert here == ["server 1 records no more: TypeError: no class that a recording holds"]
     assert len(made._tape.log) < 300
     with pytest.raises(InvariantError, match="the flight recorder has ended: TypeError"):
         made.recording()
