@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 import struct
+import threading
 import zlib
 from collections import deque
 from typing import Any

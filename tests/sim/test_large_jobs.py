@@ -21,7 +21,7 @@ from bml.topology import parse
 HALL_S = (0.0001, 0.0001)
 
 
-@pytest.mark.parametrize(("fabric", "seed"), first(3, [("bcube:9x2", seed) for seed in range(12)]))
+@pytest.mark.parametrize(("fabric", "seed"), first(1, [("bcube:9x2", seed) for seed in range(12)]))
 def test_eighty_one_servers_keep_all_promises(fabric: str, seed: int) -> None:
     scenario = Scenario.of(seed, fabric)
     assert 1 <= len(scenario.mishaps) <= 6
@@ -83,21 +83,18 @@ class Counts:
 
 
 @pytest.mark.parametrize("fabric", first(1, ["bcube:9x2", "bcube:16x2"]))
-def test_a_server_speaks_to_its_neighbours_and_hardly_to_the_coordinator(
+def test_a_server_speaks_to_its_neighbours_and_a_view_takes_a_few_round_trips(
     monkeypatch: pytest.MonkeyPatch, fabric: str
 ) -> None:
-    """Of N servers each sends O(neighbours) a second; the coordinator sends nothing while nothing happens."""
-    counts = Counts(monkeypatch, fabric, idle_s=2.0)
+    """Of N servers each sends O(neighbours) a second; the coordinator sends nothing while nothing happens.
+
+    A view change is Freeze, Status, Propose, Accepted and Install, however many servers there are.
+    """
+    counts = Counts(monkeypatch, fabric, idle_s=1.5)
     found = parse(fabric)
     neighbours = sum(len(found.neighbours(0, level)) for level in range(found.levels))
     most = neighbours * (1 / Timeouts.of(0.5).heartbeat_s + 1)
-    assert max(counts.heartbeats.values()) <= most
+    assert 0 < max(counts.heartbeats.values()) <= most
     assert max(counts.told.values(), default=0) <= 12
     assert sum(counts.posted.values()) == 0
-
-
-@pytest.mark.parametrize("fabric", first(1, ["bcube:9x2", "bcube:16x2"]))
-def test_a_view_change_takes_a_few_round_trips(monkeypatch: pytest.MonkeyPatch, fabric: str) -> None:
-    """However many servers there are: Freeze, Status, Propose, Accepted, and what each of them takes."""
-    counts = Counts(monkeypatch, fabric, idle_s=2.0)
     assert 0 < counts.installed_at_s - counts.asked_at_s <= 0.1
