@@ -30,7 +30,7 @@ def test_eighty_one_servers_keep_all_promises(fabric: str, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("fabric", "seed"), [("bcube:4x5", 3), ("bcube:32x2", 1)])
+@pytest.mark.parametrize(("fabric", "seed"), [("bcube:4x5", 3)])
 def test_a_thousand_servers_keep_all_promises(fabric: str, seed: int) -> None:
     assert run(Scenario.of(seed, fabric)).broken is None
 

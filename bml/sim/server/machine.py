@@ -34,19 +34,20 @@ _LINGER_S = 0.2
 _GRAIN_NBYTES = 8
 
 
-def _programs(fabric: Fabric, algorithm: str, constants: Constants, server: int) -> Programs:
-    return Programs(_schedules(fabric, algorithm, constants), server)
-
-
-def _schedules(fabric: Fabric, algorithm: str, constants: Constants) -> Schedules:
-    kept = _few_schedules if fabric.n_servers > _LARGE else _many_schedules
-    return kept(fabric, algorithm, constants)
-
-
 _LARGE = 64
 _many_schedules = lru_cache(maxsize=512)(Schedules)
 _few_schedules = lru_cache(maxsize=2)(Schedules)  # each may have 40 MB of trees
-_many_programs = lru_cache(maxsize=1 << 14)(_programs)
+
+
+def _programs(fabric: Fabric, algorithm: str, constants: Constants, server: int) -> Programs:
+    if fabric.n_servers > _LARGE:
+        return Programs(_few_schedules(fabric, algorithm, constants), server)
+    return _small_programs(fabric, algorithm, constants, server)
+
+
+@lru_cache(maxsize=1 << 14)
+def _small_programs(fabric: Fabric, algorithm: str, constants: Constants, server: int) -> Programs:
+    return Programs(_many_schedules(fabric, algorithm, constants), server)
 
 
 class Machine:
@@ -290,8 +291,7 @@ class Machine:
         if self._world.host is not None:
             meeting_nbytes = self._world.settings.slice_nbytes // 4  # so that vectors are added in both ways
             return OneProgram(DirectProgram(server, fabric.servers, _GRAIN_NBYTES, meeting_nbytes))
-        programs = _programs if fabric.n_servers > _LARGE else _many_programs
-        return programs(fabric, self._world.settings.algorithm, self._world.settings.constants, server)
+        return _programs(fabric, self._world.settings.algorithm, self._world.settings.constants, server)
 
     def _installed(self, view: View) -> None:
         what = f"view {view.epoch} of {view.members}, commit {view.commit}"
