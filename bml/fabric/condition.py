@@ -95,7 +95,7 @@ class Condition:
 
     A part may have several of the `damages` at a time. `holds` are pairs (damage, job): a damage stays until
     each of these jobs has undone it. A damage that nobody holds was done by hand. `burst_nbytes` is what an
-    end of a cable may send at once after a rest; a slow one has a `short_burst` at most.
+    end of a cable may send at once after a rest.
     """
 
     rate_bit: int
@@ -201,11 +201,7 @@ def setting(cable: Cable, end: End, condition: Condition) -> Setting:
     slow = (damage.rate_bit for damage in here if damage.kind == "slow" and _of_sent(damage, cable, end))
     lossy = (damage.share for damage in here if damage.kind == "loss" and _of_arriving(damage, cable, end))
     slowest, lost = min([condition.rate_bit, *slow]), max(lossy, default=0.0)
-    burst_nbytes = condition.burst_nbytes
-    if slowest < condition.rate_bit:
-        # What a rest gives away must not make a slow NIC look faster than it is.
-        burst_nbytes = min(burst_nbytes, short_burst(slowest))
-    return Setting(not down, 0 if silent else slowest, lost, burst_nbytes)
+    return Setting(not down, 0 if silent else slowest, lost, condition.burst_nbytes)
 
 
 def _of(holds: frozenset[tuple[Damage, str]], damages: frozenset[Damage]) -> frozenset[tuple[Damage, str]]:
