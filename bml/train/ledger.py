@@ -217,10 +217,7 @@ class Ledger:
         at = 2 * np.arange(len(members)) + np.cumsum(sizes) - sizes
         is_sample = np.ones(len(words), np.bool_)
         is_sample[at] = is_sample[at + 1] = False
-        words[at], words[at + 1], words[is_sample] = (
-            members,
-            sizes,
-            np.concatenate([none, *parts]),
-        )
+        words[at], words[at + 1] = members, sizes
+        words[is_sample] = np.concatenate([none, *parts])
         record.update(words.tobytes())
         self._chain = record.digest()

@@ -57,19 +57,13 @@ def case_of(algorithm: str, fabric: Fabric) -> tuple[Case, Symmetry | None]:
     return kept(find(algorithm)[0].name, first), symmetry
 
 
-@lru_cache(maxsize=_KEPT)
-def _built(name: str, fabric: Fabric) -> Case:
-    return _build(name, fabric)
-
-
-@lru_cache(maxsize=_KEPT_LARGE)
-def _built_large(name: str, fabric: Fabric) -> Case:
-    return _build(name, fabric)
-
-
 def _build(name: str, fabric: Fabric) -> Case:
     forest = find(name)[0].build(fabric)
     assert isinstance(forest, Forest)
     for column in (forest.root, forest.weight, forest.parent, forest.level, forest.stage):
         column.setflags(write=False)
     return Case(fabric, forest)
+
+
+_built = lru_cache(maxsize=_KEPT)(_build)
+_built_large = lru_cache(maxsize=_KEPT_LARGE)(_build)
