@@ -43,7 +43,8 @@ class Suspicion:
 
     `kind` is one of `silence` (heartbeats stayed away), `reset` (a connection broke), `stall` (a connection
     stands still though heartbeats pass), `own-nic` (the observer's own NIC has no carrier; peer = observer),
-    `no-answer` (the peer did not answer outside the fabric; level -1).
+    `no-answer` (the peer did not answer outside the fabric; level -1). `losing`: for a stall, the server at
+    whose NIC segments are lost, if the observer knows.
     """
 
     observer: int
@@ -52,6 +53,7 @@ class Suspicion:
     kind: str
     silent_s: float
     why: str
+    losing: int | None = None
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ beyond. A switch or a server is blamed only if nothing about it still works.
 
 A connection that stands still (`stall`) says nothing about which end is to blame: only a sender can notice.
 So it accuses no end; one of the two NICs is given up, and with several such connections the one they share.
+Of two equals it is the one that loses segments, if the observers know: packets are lost there.
 
 Equivalent cases, in which no observation can tell the truth: the two NICs of a switch with two live ports and
 that switch itself (the NIC more accused, then that of the lower server, is blamed); the last live NIC of a
@@ -181,6 +182,7 @@ class _Cover:
         self._suspected = set(self._pairs)
         self._reporters = {one.observer for one in seen}
         self._accused = Counter((one.peer, one.level) for one in seen if one.kind != "stall")
+        self._losing = Counter((one.losing, one.level) for one in seen)
         self._explains: dict[Failure, int] = {}
         self._options: list[list[Failure]] = []
         for bit, pair in enumerate(self._pairs):
@@ -232,12 +234,20 @@ class _Cover:
         """The best of these sets of one size: see the module's text."""
         least = min(map(self._cost, covers))
         equal = sorted(cover for cover in covers if self._cost(cover) == least)
-        return min(equal, key=self._servers_cut_off) if len(equal) <= COMPARED_SETS else equal[0]
+        return min(equal, key=self._servers_cut_off_and_losses) if len(equal) <= COMPARED_SETS else equal[0]
 
     def _cost(self, failures: tuple[Failure, ...]) -> tuple[int, int]:
         """Damage, and accusations: the more the better."""
-        nics = {nic for failure in failures for nic in self._nics(failure)}
+        nics = self._nics_of(failures)
         return len(nics), -sum(self._accused[nic] for nic in nics)
+
+    def _servers_cut_off_and_losses(self, failures: tuple[Failure, ...]) -> tuple[int, int]:
+        """Servers that are cut off, and observers that know of losses at these NICs: the more the better."""
+        losses = sum(self._losing[nic] for nic in self._nics_of(failures))
+        return self._servers_cut_off(failures), -losses
+
+    def _nics_of(self, failures: tuple[Failure, ...]) -> set[tuple[int, int]]:
+        return {nic for failure in failures for nic in self._nics(failure)}
 
     def _servers_cut_off(self, failures: tuple[Failure, ...]) -> int:
         parts = self._left.without(*failures).components()
@@ -326,7 +336,8 @@ def _stalls_in_words(server: int, level: int, about: list[Suspicion]) -> str:
     else:
         nics = " and ".join(f"{other}/{level}" for other in others)
         what = f"the data connections between NIC {server}/{level} and {nics} stand"
-    return f"{what} still though heartbeats pass"
+    losses = f", and NIC {server}/{level} loses segments" * any(one.losing == server for one in about)
+    return f"{what} still though heartbeats pass{losses}"
 
 
 def _servers(servers: list[int]) -> str:

@@ -185,6 +185,7 @@ def test_what_no_coordinator_says(message: msg.Message) -> None:
         msg.Suspect(1, 1, 0, "silence", 0.0, "itself"),
         msg.Suspect(1, 0, 9, "silence", 0.0, "no level"),
         msg.Suspect(1, 77, 0, "silence", 0.0, "no server"),
+        msg.Suspect(1, 0, 0, "stall", 0.5, "a third server loses", 2),
         msg.Leaves(2, "another"),
         msg.Measured(2, 1, ((0, 1, 9, 9),)),
         msg.Measured(1, 1, ((2, 0, 9, 9),)),

@@ -19,7 +19,7 @@ from bml.cluster.server.status import answer
 from bml.cluster.spec.job import JobSpec
 from bml.predict.pace import Pace
 from bml.predict.suspects import Suspects
-from bml.predict.trouble import HostSample, PeerSample
+from bml.predict.trouble import LOOKED_AT, HostSample, PeerSample
 from bml.protocol.server import events as ev
 from bml.topology import parse
 
@@ -42,10 +42,16 @@ class World:
             nics=SimpleNamespace(samples=self.samples),
             handover=SimpleNamespace(leaves="", ask_to_leave=self._leave),
             dispatch=self.dispatched.append,
+            poller=SimpleNamespace(guard=threading.Lock()),
         )
         self.shell.outlook = self.outlook = Outlook(self.shell, JobSpec(fabric), False)
         self.outlook._host = SimpleNamespace(sample=lambda now: self.host)  # type: ignore[assignment]
         self.install()
+
+    @property
+    def taken_out(self) -> list[int]:
+        """The levels of this server's NICs that were taken out."""
+        return [event.level for event in self.dispatched if isinstance(event, ev.OwnNicLost)]
 
     def _leave(self, why: str) -> None:
         self.shell.handover.leaves = why
@@ -104,7 +110,7 @@ def test_a_server_acts_on_no_warning_by_itself() -> None:
     world = World()
     lossy(world)
     assert [each["kind"] for each in world.outlook.warnings(world.now)] == ["resent"]
-    assert not world.dispatched
+    assert world.dispatched == [ev.Losing(((0, 0),))]
     (suspect,) = world.asked("suspects")["suspects"]
     assert (suspect["part"], suspect["last"]) == ("NIC 0/0", False)
 
@@ -113,14 +119,20 @@ def test_a_server_takes_out_its_own_part_when_it_is_asked_to() -> None:
     world = World()
     lossy(world)
     assert world.asked("take-out", "NIC 1/0") == world.asked("take-out", "server 0") == {"done": False}
-    assert not world.dispatched
+    assert not world.taken_out
     assert world.asked("take-out", "NIC 0/0") == {"done": True}
-    (event,) = world.dispatched
-    assert isinstance(event, ev.OwnNicLost)
-    assert event.level == 0
+    assert world.taken_out == [0]
     world.install("link:0/0")
     assert world.asked("suspects")["suspects"] == []
     assert world.asked("take-out", "NIC 0/0") == {"done": False}, "it is out"
+
+
+def test_the_core_hears_once_where_segments_are_lost_and_that_they_are_no_more() -> None:
+    world = World()
+    lossy(world)
+    for _ in range(LOOKED_AT + 1):
+        world.second(n1_0=WELL, n2_1=WELL)
+    assert world.dispatched == [ev.Losing(((0, 0),)), ev.Losing(())]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +151,7 @@ def test_a_server_keeps_its_last_nic(fabric: str, failures: tuple[str, ...]) -> 
     (suspect,) = world.asked("suspects")["suspects"]
     assert (suspect["part"], suspect["last"]) == ("NIC 0/0", True)
     assert world.asked("take-out", "NIC 0/0") == {"done": False}
-    assert not world.dispatched
+    assert not world.taken_out
 
 
 def test_a_server_of_a_machine_in_trouble_leaves_once() -> None:
@@ -171,7 +183,7 @@ def test_of_servers_that_all_see_loss_none_goes() -> None:
     assert all(world.outlook.warnings(world.now) for world in worlds)
     assert look(Suspects(None), ask, 100.0) == ""
     assert asked == [("suspects", "")]
-    assert not any(world.dispatched for world in worlds)
+    assert not any(world.taken_out for world in worlds)
 
 
 def test_one_server_at_a_time_goes() -> None:

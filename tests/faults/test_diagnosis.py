@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -273,6 +274,26 @@ def test_one_of_two_nics_is_given_up_for_a_connection_that_stands_still(seen: li
     assert found.reason == "the data connection between NIC 3/0 and 4/0 stands still though heartbeats pass"
 
 
+@pytest.mark.parametrize("losing", [3, 4])
+@pytest.mark.parametrize("seen", [[(4, 3)], [(3, 4)], [(3, 4), (4, 3)]])
+def test_of_two_nics_the_one_that_loses_segments_is_given_up(
+    seen: list[tuple[int, int]], losing: int
+) -> None:
+    noticed = tuple(replace(stall(*pair), losing=losing) for pair in seen)
+    found = diagnose(FABRIC, Evidence({}, noticed))
+    assert found.failures == (LinkFailure(losing, 0),), "whoever noticed"
+    assert found.reason == (
+        f"the data connection between NIC {losing}/0 and {7 - losing}/0 stands still though heartbeats pass, "
+        f"and NIC {losing}/0 loses segments"
+    )
+
+
+def test_the_nic_that_several_stalls_share_is_given_up_though_another_loses_segments() -> None:
+    found = diagnose(FABRIC, Evidence({}, (replace(stall(3, 4), losing=3), stall(5, 4))))
+    assert found.failures == (LinkFailure(4, 0),)
+    assert "loses" not in found.reason
+
+
 def test_the_nic_that_several_such_connections_share_is_given_up() -> None:
     found = diagnose(FABRIC, Evidence({}, (stall(3, 4), stall(5, 4))))
     assert found.failures == (LinkFailure(4, 0),)
@@ -284,8 +305,9 @@ def test_the_nic_that_several_such_connections_share_is_given_up() -> None:
 def test_a_stall_costs_no_server_that_can_be_kept() -> None:
     """Server 3 has no other NIC left."""
     left = FABRIC.without(LinkFailure(3, 1))
-    found = diagnose(left, Evidence({}, (stall(3, 4), stall(4, 3))))
-    assert found.failures == (LinkFailure(4, 0),)
+    for noticed in (stall(3, 4), replace(stall(3, 4), losing=3)):
+        found = diagnose(left, Evidence({}, (noticed, stall(4, 3))))
+        assert found.failures == (LinkFailure(4, 0),)
     assert settle(left, found.failures).members == tuple(range(9))
 
 

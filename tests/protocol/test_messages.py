@@ -35,6 +35,7 @@ ALL: list[msg.Message] = [
     msg.Refused(2, 1, 5),
     msg.Deposed(2, 9),
     msg.Suspect(2, 1, 0, "silence", 0.7, "nothing heard"),
+    msg.Suspect(2, 1, 0, "stall", 0.7, "nothing acknowledged", 1),
     msg.Withdraw(2, 1, 0),
     msg.Healthy(2, 1, 0),
     msg.Relapsed(2, 1, 0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bml.faults.stalls import Flow
-from bml.protocol.server.events import Heartbeat, Probe, Tell
+from bml.protocol.server.events import Heartbeat, Losing, Probe, Proved, Tell
 from bml.protocol.server.watch import Watch
 from bml.protocol.wire import messages as msg
 from bml.topology import parse
@@ -49,6 +49,28 @@ def test_a_stall_is_told_once_and_withdrawn_when_it_moves_again() -> None:
     assert suspect.silent_s == pytest.approx(0.5, abs=0.11)
     driver.flows = {(1, 0): Flow(True, 6, 0)}
     assert driver.run(1.0) == [msg.Withdraw(0, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("nics", "losing"),
+    [([(0, 0)], 0), ([(1, 0)], 1), ([(0, 0), (1, 0)], None), ([(0, 1), (1, 1)], None), ([(2, 0)], None)],
+)
+def test_a_stall_names_the_end_that_loses_segments(nics: list[tuple[int, int]], losing: int | None) -> None:
+    driver = Driver()
+    driver.watch.handle(Losing(((1, 0), (0, 0), (2, 0))))
+    driver.watch.handle(Losing(tuple(nics)))
+    driver.flows = {(1, 0): Flow(True, 5, 2)}
+    (suspect,) = driver.run(2.5)
+    assert isinstance(suspect, msg.Suspect)
+    assert suspect.losing == losing
+
+
+def test_silence_accuses_its_peer_alone() -> None:
+    driver = Driver()
+    driver.watch.handle(Losing(((0, 0),)))
+    driver.alive -= {(1, 0)}
+    (suspect,) = (one for one in driver.run(3.0) if isinstance(one, msg.Suspect))
+    assert suspect.losing is None
 
 
 def test_a_stall_is_borne_as_long_as_silence() -> None:
@@ -148,7 +170,7 @@ def test_a_part_that_is_out_is_trusted_after_a_probe_only() -> None:
                 case Probe(peer, level):
                     probes.append((peer, level, now))
                     if peer == 1:
-                        assert driver.watch.proved(peer, level) == []
+                        assert driver.watch.handle(Proved(peer, level)) == []
                 case Tell(msg.Healthy(_, peer, level)):
                     healthy.append((peer, level))
                 case Heartbeat(peer, level) if level == 0:

@@ -49,6 +49,7 @@ class Outlook:
         self._host = HostVitals()
         self._lost: Mapping[int, int] = {}
         self._recent: tuple[Warning, ...] = ()
+        self._losing: tuple[tuple[int, int], ...] = ()
         self._modelled = 0
         self._lock = threading.Lock()
         # What was noted, and what is said of it: the loop's thread reads it, and must not wait for a model.
@@ -138,6 +139,19 @@ class Outlook:
                 ),
             )  # fmt: skip
         self._recent = tuple(self._trouble.recent(at_s))
+        self._tell_of_losses()
+
+    def _tell_of_losses(self) -> None:
+        """The core knows where segments are lost now: a connection that stands still does so there."""
+        losing = tuple(
+            (each.server, each.level)
+            for each in self._recent
+            if each.kind == "resent" and each.level is not None
+        )
+        if losing != self._losing:
+            self._losing = losing
+            with self._shell.poller.guard:
+                self._shell.dispatch(ev.Losing(losing))
 
     def suspects(self, now: float) -> dict[str, Any]:
         """What speaks for taking out parts of this server: its machine, and the warnings of its own parts.

@@ -145,4 +145,4 @@ def _pair(message: msg.Suspect) -> Pair:
 
 
 def _of(message: msg.Suspect) -> Suspicion:
-    return Suspicion(*_pair(message), message.kind, message.silent_s, message.why)
+    return Suspicion(*_pair(message), message.kind, message.silent_s, message.why, message.losing)

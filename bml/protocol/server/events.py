@@ -120,6 +120,12 @@ class OwnNicLost(Struct, frozen=True):
     why: str
 
 
+class Losing(Struct, frozen=True):
+    """At these NICs, as (server, level), segments are lost that other NICs do not lose; at no others now."""
+
+    nics: tuple[tuple[int, int], ...]
+
+
 class Control(Struct, frozen=True):
     """A message of the coordinator."""
 
@@ -170,7 +176,7 @@ SharedStepEvent = Gathered | Summed | CallDiffers | ResultFetched
 FromUser = (
     Submit | Follow | Ready | CanSendState | SendState | Prepared | Arrived | Leaving | Abandoned | Ended
 )
-Event = FromUser | PeerLost | Proved | OwnNicLost | Control | Tick | SharedStepEvent
+Event = FromUser | PeerLost | Proved | OwnNicLost | Losing | Control | Tick | SharedStepEvent
 
 
 # --- instructions --------------------------------------------------------------------------------

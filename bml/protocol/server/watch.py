@@ -9,7 +9,7 @@ from bml.faults import Detector, Suspicion
 from bml.faults.healing import Recovery, listened
 from bml.faults.stalls import Flow, Stalls
 from bml.faults.throughput import Meter, window_s
-from bml.protocol.server.events import Heartbeat, Instruction, Probe, Tell
+from bml.protocol.server.events import Heartbeat, Instruction, Losing, OwnNicLost, Probe, Proved, Tell
 from bml.protocol.wire import messages as msg
 from bml.topology import Fabric
 
@@ -36,6 +36,7 @@ class Watch:
         self._epoch = 0
         self._suspicions: dict[tuple[int, int], msg.Suspect] = {}
         self._lost_at: dict[tuple[int, int], float] = {}
+        self._losing: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def suspects(self) -> bool:
@@ -83,9 +84,15 @@ class Watch:
         self._stalls.look(watched, now)
         self._meter.look(watched)
 
-    def proved(self, peer: int, level: int) -> list[Instruction]:
-        """The probe of a link that is out of the view came back whole: the next tick tells."""
-        self._recovery.proved(peer, level)
+    def handle(self, event: Proved | OwnNicLost | Losing) -> list[Instruction]:
+        """Something else was found out about NICs. What it changes is told by this call or the next ticks."""
+        match event:
+            case Proved(peer, level):
+                self._recovery.proved(peer, level)
+            case OwnNicLost(level, why):
+                return [self.suspect(self._server, level, "own-nic", 0.0, why)]
+            case Losing(nics):
+                self._losing = frozenset(nics)
         return []
 
     def tick(self, now: float) -> list[Heartbeat | Tell | Probe]:
@@ -165,7 +172,9 @@ class Watch:
 
     def suspect(self, peer: int, level: int, kind: str, silent_s: float, why: str) -> Tell:
         """Note a suspicion; returns the message for the coordinator."""
-        suspect = msg.Suspect(self._server, peer, level, kind, silent_s, why)
+        ends = [end for end in (self._server, peer) if (end, level) in self._losing]
+        losing = ends[0] if kind == "stall" and len(ends) == 1 else None
+        suspect = msg.Suspect(self._server, peer, level, kind, silent_s, why, losing)
         self._suspicions[peer, level] = suspect
         return Tell(suspect)
 

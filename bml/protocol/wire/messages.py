@@ -227,7 +227,7 @@ class Deposed(_Message, frozen=True):
 
 
 class Suspect(_Message, frozen=True):
-    """An observer cannot hear `peer` on its NIC of `level` any more."""
+    """An observer cannot hear `peer` on its NIC of `level` any more. For `losing` see Suspicion."""
 
     observer: int
     peer: int
@@ -235,6 +235,7 @@ class Suspect(_Message, frozen=True):
     kind: str
     silent_s: float
     why: str
+    losing: int | None = None
 
 
 class Withdraw(_Message, frozen=True):

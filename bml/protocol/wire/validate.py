@@ -137,6 +137,8 @@ def _check_incarnation(incarnation: msg.Incarnation) -> None:
 def _check_link(message: _OfLink, fabric: Fabric) -> None:
     own = isinstance(message, msg.Suspect) and message.kind == "own-nic"
     _check_neighbours(message.observer, message.peer, message.level, fabric, own)
+    if isinstance(message, msg.Suspect) and message.losing not in (None, message.observer, message.peer):
+        raise MessageError(f"server {message.losing} is no end of that connection")
 
 
 def _check_neighbours(observer: int, peer: int, level: int, fabric: Fabric, own: bool = False) -> None:
