@@ -56,8 +56,7 @@ def test_a_lossy_nic_is_taken_out_and_its_server_stays(emulated_fabric: BringUp,
         result = job.wait()
     assert sorted(result.values) == list(range(9))
     assert len(set(result.values.values())) == 1
-    first, *later = result.report["views"]
-    assert first["failures"] == []
-    assert later
-    assert all(view["failures"] == ["link:2/0"] for view in later)
-    assert "early warning" in later[0]["reason"], later[0]["reason"]
+    # A NIC that loses packets is slow, too: trees may go round it before it is taken out.
+    (out, *_) = damaged = [view for view in result.report["views"] if view["failures"]]
+    assert all(view["failures"] == ["link:2/0"] for view in damaged)
+    assert "early warning" in out["reason"], out["reason"]
