@@ -1,9 +1,26 @@
-"""Settings of the process in which tests run."""
+"""Settings of the process in which tests run, and what no test may leave in it."""
 
 from __future__ import annotations
 
+import logging
 import signal
+from collections.abc import Iterator
+
+import pytest
 
 # A shell without job control starts background commands with SIGINT ignored. Their children inherit that, and
 # commands under test could not be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _loggers_stay_as_they_are() -> Iterator[None]:
+    """A handler that a test leaves shows the news of all later ones, perhaps twice, from another thread."""
+    before = _loggers()
+    yield
+    assert _loggers() == before
+
+
+def _loggers() -> list[tuple[str, list[logging.Handler], bool]]:
+    loggers = (logging.getLogger(), logging.getLogger("bml"))
+    return [(each.name, [*each.handlers], each.propagate) for each in loggers]

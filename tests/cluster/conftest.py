@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,14 @@ import pytest
 from fake_ray import NOBODY, SPEC, FakeRay, contact
 
 from bml.cluster.fleets.placement import Machine
+
+
+@pytest.fixture
+def own_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logger of bml has no handlers, as in a process of its own, and those that it gets go."""
+    logger = logging.getLogger("bml")
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "handlers", [])
 
 
 @pytest.fixture

@@ -127,6 +127,7 @@ def test_a_coordinator_hears_of_the_deaths_before_it(spawned: Spawned) -> None:
     assert receive(second) == ("gone", 1, KILLED)
 
 
+@pytest.mark.usefixtures("own_logger")
 def test_a_process_that_cannot_be_a_server_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BML_RDMA_SLOTS", "many")
     ours, theirs = socket.socketpair()

@@ -182,6 +182,7 @@ def test_a_function_may_end_what_it_hears_of() -> None:
 # --- what is logged ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("own_logger")
 def test_who_logs_does_not_wait_for_a_terminal_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     written, stopped = [], threading.Event()
 
@@ -190,10 +191,7 @@ def test_who_logs_does_not_wait_for_a_terminal_that_is_stopped(monkeypatch: pyte
             assert stopped.wait(WITHIN_S)
             written.append(record.getMessage())
 
-    logger, terminal = logging.getLogger("bml"), Terminal()
-    monkeypatch.setattr(logger, "propagate", True)
-    monkeypatch.setattr(logger, "handlers", [])
-    monkeypatch.setattr(logging.getLogger(), "handlers", [terminal])
+    monkeypatch.setattr(logging.getLogger(), "handlers", [Terminal()])
     logs = LogsAside()
     logs.start()
     begun = time.monotonic()
@@ -208,6 +206,7 @@ def test_who_logs_does_not_wait_for_a_terminal_that_is_stopped(monkeypatch: pyte
     assert len(written) <= 1001
 
 
+@pytest.mark.usefixtures("own_logger")
 def test_a_handler_that_raises_ends_no_logs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,9 +217,6 @@ def test_a_handler_that_raises_ends_no_logs(
             written.append(record.getMessage())
             raise ValueError("of the user's handler")
 
-    logger = logging.getLogger("bml")
-    monkeypatch.setattr(logger, "propagate", True)
-    monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logging.getLogger(), "handlers", [Fails()])
     logs = LogsAside()
     logs.start()
