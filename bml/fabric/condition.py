@@ -23,6 +23,7 @@ _SHORT_S = 0.01
 _QUEUE_S = 0.08
 _SEGMENT_S = 1.3e-3
 _LEAST_SEGMENT, _MOST_SEGMENT = 4 << 10, 64 << 10
+_WITH_HEADERS = 1.1
 _SETTINGS = {"rate_bit": ("slow",), "share": ("loss",), "direction": ("slow", "loss")}
 """Which kinds of damage have a setting."""
 _DAMAGE = re.compile(
@@ -95,7 +96,7 @@ class Condition:
 
     A part may have several of the `damages` at a time. `holds` are pairs (damage, job): a damage stays until
     each of these jobs has undone it. A damage that nobody holds was done by hand. `burst_nbytes` is what an
-    end of a cable may send at once after a rest.
+    end of a cable may send at once after a rest; a slow one has a `short_burst` at most.
     """
 
     rate_bit: int
@@ -174,13 +175,16 @@ class Setting:
         return min(max(int((self.rate_bit or 0) / 8 * _SEGMENT_S), _LEAST_SEGMENT), _MOST_SEGMENT)
 
 
-def short_burst(rate_bit: int) -> int:
+def short_burst(rate_bit: int, before_bit: int = 0) -> int:
     """Return bytes that make up for waits of 10 ms, and for no more: what a rest gives away is small.
 
-    They are two packets that pass a queue of this rate at least: less would split or delay them.
+    They are two packets that pass a queue of this rate at least: less would split or delay them. And they are
+    one, with its headers, that came into the queue while its rate was `before_bit`: if it were larger than
+    the burst, it would stay there for ever, before all others.
     """
     packets_nbytes = 2 * Setting(True, rate_bit).segment_nbytes
-    return min(max(packets_nbytes, int(rate_bit / 8 * _SHORT_S)), BURST_NBYTES)
+    waiting_nbytes = int(_WITH_HEADERS * Setting(True, before_bit).segment_nbytes)
+    return min(max(packets_nbytes, waiting_nbytes, int(rate_bit / 8 * _SHORT_S)), BURST_NBYTES)
 
 
 def setting(cable: Cable, end: End, condition: Condition) -> Setting:
@@ -201,7 +205,11 @@ def setting(cable: Cable, end: End, condition: Condition) -> Setting:
     slow = (damage.rate_bit for damage in here if damage.kind == "slow" and _of_sent(damage, cable, end))
     lossy = (damage.share for damage in here if damage.kind == "loss" and _of_arriving(damage, cable, end))
     slowest, lost = min([condition.rate_bit, *slow]), max(lossy, default=0.0)
-    return Setting(not down, 0 if silent else slowest, lost, condition.burst_nbytes)
+    burst_nbytes = condition.burst_nbytes
+    if slowest < condition.rate_bit:
+        # What a rest gives away must not make a slow NIC look faster than it is.
+        burst_nbytes = min(burst_nbytes, short_burst(slowest, condition.rate_bit))
+    return Setting(not down, 0 if silent else slowest, lost, burst_nbytes)
 
 
 def _of(holds: frozenset[tuple[Damage, str]], damages: frozenset[Damage]) -> frozenset[tuple[Damage, str]]:

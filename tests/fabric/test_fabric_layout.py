@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bml.fabric import bpf, state
-from bml.fabric.condition import Condition, Damage, Setting, setting, short_burst
+from bml.fabric.condition import BURST_NBYTES, Condition, Damage, Setting, setting, short_burst
 from bml.fabric.injector import falling
 from bml.fabric.layout import MANAGEMENT, Layout, belongs, parse_rate, rate_text
 from bml.fabric.state import State
@@ -162,19 +162,24 @@ def test_damage_is_read_as_written(text: str) -> None:
     assert str(Damage.parse(text)) == text
 
 
+def slow_end(rate_bit: int) -> Setting:
+    """An end of a cable that is slow: what it sends at once after a rest is little, too."""
+    return Setting(True, rate_bit, burst_nbytes=short_burst(rate_bit, RATE))
+
+
 @pytest.mark.parametrize(
     ("damage", "near", "far"),
     [
         ((), Setting(True, RATE), Setting(True, RATE)),
         (("cut:4/0",), Setting(True, RATE), Setting(False, RATE)),
         (("blackhole:4/0",), Setting(True, 0), Setting(True, 0)),
-        (("slow:4/0,rate=10mbit",), Setting(True, 10**7), Setting(True, 10**7)),
-        (("slow:4/0,rate=10mbit,direction=out",), Setting(True, 10**7), Setting(True, RATE)),
-        (("slow:4/0,rate=10mbit,direction=in",), Setting(True, RATE), Setting(True, 10**7)),
+        (("slow:4/0,rate=10mbit",), slow_end(10**7), slow_end(10**7)),
+        (("slow:4/0,rate=10mbit,direction=out",), slow_end(10**7), Setting(True, RATE)),
+        (("slow:4/0,rate=10mbit,direction=in",), Setting(True, RATE), slow_end(10**7)),
         (
             ("slow:4/0,rate=10mbit,direction=in", "slow:4/0,rate=20mbit"),
-            Setting(True, 2 * 10**7),
-            Setting(True, 10**7),
+            slow_end(2 * 10**7),
+            slow_end(10**7),
         ),
         (("loss:4/0,share=2%",), Setting(True, RATE, 0.02), Setting(True, RATE, 0.02)),
         (("loss:4/0,share=2%,direction=out",), Setting(True, RATE), Setting(True, RATE, 0.02)),
@@ -285,11 +290,24 @@ def test_a_short_burst_is_ten_milliseconds_and_two_packets_at_least(rate: str, n
     assert short_burst(parse_rate(rate)) == nbytes
 
 
+@pytest.mark.parametrize("rate", ["5mbit", "20mbit", "100mbit", "250mbit", "1gbit", "10gbit"])
+@pytest.mark.parametrize("divisor", [2, 10, 100])
+def test_packets_that_wait_when_a_cable_gets_slow_fit_into_its_burst(rate: str, divisor: int) -> None:
+    healthy_bit = parse_rate(rate)
+    damage = Damage("slow", (4, 0), healthy_bit // divisor)
+    cable = Layout(bcube(3, 2)).cable((4, 0))
+    for burst_nbytes in (BURST_NBYTES, short_burst(healthy_bit)):
+        healthy = Condition(healthy_bit, healthy_bit, burst_nbytes=burst_nbytes)
+        before, after = (setting(cable, cable.near, each) for each in (healthy, healthy.damaged(damage)))
+        headers_nbytes = 80 * -(-before.segment_nbytes // 1400)
+        assert before.segment_nbytes + headers_nbytes <= after.burst_nbytes <= before.burst_nbytes
+
+
 def test_a_burst_stays_in_damage_and_in_what_is_saved(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(state, "FOLDER", tmp_path)
-    condition = Condition(RATE, OTHER, burst_nbytes=25_000)
+    condition = Condition(RATE, OTHER, burst_nbytes=60_000)
     slow = condition.damaged(Damage.parse("slow:0/0,rate=1mbit"))
     assert slow.unharmed() == condition
     state.save("short", State("bcube:3x2", slow, complete=True))
@@ -297,7 +315,9 @@ def test_a_burst_stays_in_damage_and_in_what_is_saved(
     assert saved is not None
     assert saved.condition == slow
     cable = Layout(bcube(3, 2)).cable((0, 0))
-    assert {setting(cable, end, slow).burst_nbytes for end in (cable.near, cable.far)} == {25_000}
+    assert {setting(cable, end, slow).burst_nbytes for end in (cable.near, cable.far)} == {35_750}
+    whole = Layout(bcube(3, 2)).cable((1, 0))
+    assert {setting(whole, end, slow).burst_nbytes for end in (whole.near, whole.far)} == {60_000}
 
 
 def test_every_damage_can_be_read_as_it_is_written() -> None:
