@@ -24,7 +24,7 @@ _WORTH_NBYTES = 1 << 20
 _MORE_NBYTES = 1 << 16
 _CLOSING_S = 20.0
 """How long a part may take that is being written when the training ends: it may be that it never is."""
-_SUMMED_NBYTES = 1 << 20
+_SUMMED_NBYTES = 1 << 18
 """Of so many bytes of the state servers compare a sum."""
 
 
