@@ -104,12 +104,39 @@ def test_rays_patience(text: str, seconds: float) -> None:
     assert rays_patience_s({}) == RAYS_S
 
 
-def test_a_process_without_descriptors_says_nothing_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(*_: object) -> socket.socket:
-        raise OSError(errno.EMFILE, "Too many open files")
+NONE_LEFT = OSError(errno.EMFILE, "Too many open files")
+NO_NAME = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(head.socket, "create_connection", none_left)
-    assert head.obstacle("127.0.0.1:1") == ""
+
+def raising(monkeypatch: pytest.MonkeyPatch, of: object, name: str, error: OSError) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(of, name, fail)
+
+
+def test_a_process_without_descriptors_says_nothing_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(monkeypatch, head.socket, "create_connection", NONE_LEFT)
+    assert head.obstacle("127.0.0.1:1") is None
+    raising(monkeypatch, head.socket, "create_connection", NO_NAME)
+    raising(monkeypatch, head.os, "open", NONE_LEFT)
+    assert head.obstacle("raycluster-head-svc:6379") is None
+
+
+def test_a_head_whose_name_has_no_address_any_more_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A headless service of Kubernetes, as KubeRay makes it, loses its name with its pod."""
+    raising(monkeypatch, head.socket, "create_connection", NO_NAME)
+    why = head.obstacle("raycluster-head-svc:6379")
+    assert why == "raycluster-head-svc has no address: Name or service not known"
+
+
+def test_looks_that_could_not_be_made_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "1")
+    monkeypatch.setattr(head, "LOOK_S", 0.02)
+    seen, came = iter(["refused", None, "refused", None] * 100), threading.Event()
+    monkeypatch.setattr(head, "obstacle", lambda address: next(seen))
+    head.HeadWatch("127.0.0.1:1", lambda why: came.set())
+    assert came.wait(20)
 
 
 @contextmanager

@@ -29,8 +29,11 @@ _ABSENT = {
 }
 
 
-def obstacle(address: str, within_s: float = PATIENCE_S) -> str:
-    """Say why the control store at host:port does not answer; empty if it does, or if nobody could ask."""
+def obstacle(address: str, within_s: float = PATIENCE_S) -> str | None:
+    """Say why the control store at host:port does not answer; empty if it does, None if nobody could ask.
+
+    A name that stands for no address is an obstacle: that of a service in Kubernetes goes with its pod.
+    """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), within_s) as sock:
@@ -39,10 +42,21 @@ def obstacle(address: str, within_s: float = PATIENCE_S) -> str:
             return "" if sock.recv(1) or os.environ.get("RAY_USE_TLS", "0") != "0" else "it hangs up"
     except TimeoutError:
         return f"it is silent for {within_s:g} s"
+    except socket.gaierror as error:
+        return f"{host} has no address: {error.strerror}" if _can_open() else None
     except OSError as error:
-        return str(error) if error.errno in _ABSENT else ""
+        return str(error) if error.errno in _ABSENT else None
     except ValueError as error:  # of the port
         return str(error)
+
+
+def _can_open() -> bool:
+    """Whether this process has a descriptor left; without one it finds no address of any name."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 class HeadWatch:
@@ -89,7 +103,7 @@ class HeadWatch:
             why = obstacle(self.address)
             if why:
                 absence.missed(why, began, time.monotonic())
-            else:
+            elif why is not None:
                 absence.answered()
             if absence.gone:
                 self._gone(self.why)
