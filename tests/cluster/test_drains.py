@@ -29,9 +29,36 @@ def test_servers_of_a_draining_node_are_told_until_they_have_heard() -> None:
     drains.heard(0)
     assert told(drains) == []
     drains.lives(2, 0, NODE)
+    assert told(drains) == [], "server 0 is still leaving"
+    drains.seen({NODE: 0}, {1: 0, 2: 0})
     assert told(drains) == [2]
     assert drains.made_leave(0, 0)
     assert not drains.made_leave(1, 0)
+
+
+def test_fewer_than_half_of_the_servers_leave_at_a_time_until_all_of_a_node_have_left() -> None:
+    homes = {0: NODE, 1: NODE, 2: NODE, 3: NODE, 4: OTHER, 5: OTHER, 6: "c" * 56}
+    drains, here, waves = Drains(), dict.fromkeys(homes, 0), []
+    drains.seen({NODE: 0, OTHER: 9_000}, here)
+    for server, node in homes.items():
+        drains.lives(server, 0, node)
+    while wave := told(drains):
+        assert wave == told(drains), "no others meanwhile"
+        for number, server in enumerate(wave, 1):
+            drains.heard(server)
+            assert told(drains) == wave[number:]
+        here = {server: 0 for server in here if server not in wave}
+        drains.seen({NODE: 0, OTHER: 9_000}, here)
+        waves.append(wave)
+    assert waves == [[4, 5, 0], [1], [2], [3]], "those of the node that ends first, first"
+
+
+def test_all_leave_at_once_if_all_nodes_are_draining() -> None:
+    drains = Drains()
+    drains.seen({NODE: 0, OTHER: 0}, {0: 0, 1: 0, 2: 0})
+    for server in range(3):
+        drains.lives(server, 0, (NODE, OTHER)[server % 2])
+    assert told(drains) == [0, 1, 2]
 
 
 def test_the_reason_names_the_node_and_when_it_ends() -> None:

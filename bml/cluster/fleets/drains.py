@@ -7,6 +7,7 @@ runs there can go on. A server on it leaves at its next boundary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 
 _SHOWN = 12  # characters of the id of a node
 
@@ -15,6 +16,10 @@ class Drains:
     """The notices of one job. A server counts as another one in every incarnation.
 
     Each server on a draining node is given notice until it has heard it. A node may stop draining no more.
+
+    Servers that leave at one boundary are missed by one view, and each view must keep more than half of those
+    before it. So fewer than half of the servers are leaving at a time, those first whose nodes end first. If
+    all nodes are draining nothing is to be kept, and all leave.
     """
 
     def __init__(self) -> None:
@@ -42,15 +47,26 @@ class Drains:
 
     def notices(self, now_ms: float) -> Iterator[tuple[int, str]]:
         """Yield the servers that are to leave now, each with the reason."""
-        for server in sorted(self._here):
+        ends_ms = {server: self._draining[node] for server, node in self._nodes() if node in self._draining}
+        leaving = {server for server in self._here if self._key(server) in self._told}
+        n_here, all_drain = len(self._here), len(leaving | ends_ms.keys()) == len(self._here)
+        room = n_here if all_drain else max(1, (n_here - 1) // 2)
+        for server in sorted(ends_ms, key=lambda each: (ends_ms[each] or inf, each)):
             key = self._key(server)
-            node = self._homes.get(key)
-            if node is None or node not in self._draining or key in self._heard:
+            if key in self._heard or (server not in leaving and len(leaving) >= room):
                 continue
+            leaving.add(server)
             self._told.add(key)
-            ends_ms = self._draining[node]
-            left = f", and ends in {max(0.0, ends_ms - now_ms) / 1e3:.0f} s" if ends_ms else ""
-            yield server, f"its Ray node {node[:_SHOWN]} is draining{left}"
+            left_s = max(0.0, ends_ms[server] - now_ms) / 1e3
+            left = f", and ends in {left_s:.0f} s" if ends_ms[server] else ""
+            yield server, f"its Ray node {self._homes[key][:_SHOWN]} is draining{left}"
+
+    def _nodes(self) -> Iterator[tuple[int, str]]:
+        """The servers that run, and the nodes of those of which that is known."""
+        for server in self._here:
+            node = self._homes.get(self._key(server))
+            if node is not None:
+                yield server, node
 
     def heard(self, server: int) -> None:
         """A server has heard the notice: it is not told again."""
