@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from bml.cluster.fleets.drains import Drains
 from bml.cluster.fleets.shortage import PATIENCE_S, Shortage
 
@@ -59,6 +61,18 @@ def test_all_leave_at_once_if_all_nodes_are_draining() -> None:
     for server in range(3):
         drains.lives(server, 0, (NODE, OTHER)[server % 2])
     assert told(drains) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("ends_ms", "within_s"), [(31_000, 18.0), (500, 0.0), (0, 15.0)])
+def test_the_job_ends_once_if_the_node_of_its_launcher_is_draining(ends_ms: int, within_s: float) -> None:
+    drains = Drains()
+    drains.seen({OTHER: 0}, {0: 0, 1: 0})
+    assert drains.end_of(NODE, 1_000) is None
+    drains.seen({NODE: ends_ms}, {0: 0, 1: 0})
+    why, seconds = drains.end_of(NODE, 1_000) or ("", 0.0)
+    assert why.startswith("the launcher's Ray node aaaaaaaaaaaa is draining")
+    assert seconds == pytest.approx(within_s)
+    assert drains.end_of(NODE, 1_000) is None
 
 
 def test_the_reason_names_the_node_and_when_it_ends() -> None:

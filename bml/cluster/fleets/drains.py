@@ -10,6 +10,10 @@ from collections.abc import Iterator, Mapping
 from math import inf
 
 _SHOWN = 12  # characters of the id of a node
+_LEAVES = 0.6
+"""Of the time that the launcher's node has left, for how much servers may take to leave, …"""
+_LEAVES_S = 15.0
+"""… and how long if it has not said how much that is: Ray drains for 30 s if nobody says otherwise."""
 
 
 class Drains:
@@ -28,6 +32,7 @@ class Drains:
         self._homes: dict[tuple[int, int], str] = {}
         self._told: set[tuple[int, int]] = set()
         self._heard: set[tuple[int, int]] = set()
+        self._has_ended = False
 
     def seen(self, draining: Mapping[str, int], here: Mapping[int, int]) -> None:
         """Note what is so now: draining nodes, and the incarnations of the servers that run.
@@ -57,9 +62,29 @@ class Drains:
                 continue
             leaving.add(server)
             self._told.add(key)
-            left_s = max(0.0, ends_ms[server] - now_ms) / 1e3
-            left = f", and ends in {left_s:.0f} s" if ends_ms[server] else ""
-            yield server, f"its Ray node {self._homes[key][:_SHOWN]} is draining{left}"
+            yield server, f"its {self._in_words(self._homes[key], now_ms)}"
+
+    def end_of(self, node: str, now_ms: float) -> tuple[str, float] | None:
+        """Say once that this node, the launcher's, is draining, so that the job ends.
+
+        Returns why, and the seconds within which its servers are to leave; None if it is not, or was said.
+        """
+        if node not in self._draining or self._has_ended:
+            return None
+        self._has_ended = True
+        left_s = self._left_s(node, now_ms)
+        within_s = _LEAVES_S if left_s is None else _LEAVES * left_s
+        return f"the launcher's {self._in_words(node, now_ms)}", within_s
+
+    def _in_words(self, node: str, now_ms: float) -> str:
+        left_s = self._left_s(node, now_ms)
+        left = "" if left_s is None else f", and ends in {left_s:.0f} s"
+        return f"Ray node {node[:_SHOWN]} is draining{left}"
+
+    def _left_s(self, node: str, now_ms: float) -> float | None:
+        """How long a draining node goes on; None: it has not said."""
+        ends_ms = self._draining[node]
+        return max(0.0, ends_ms - now_ms) / 1e3 if ends_ms else None
 
     def _nodes(self) -> Iterator[tuple[int, str]]:
         """The servers that run, and the nodes of those of which that is known."""

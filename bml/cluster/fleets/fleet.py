@@ -45,7 +45,10 @@ class NotInjected:
 
 @dataclass(frozen=True)
 class Headless:
-    """What runs the machines is gone for good: all servers leave, and are not awaited after `within_s`."""
+    """What runs the machines or the job is gone, or about to go: all servers leave.
+
+    They are not awaited after `within_s`.
+    """
 
     why: str
     within_s: float

@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from bml.cluster.fleets.drains import Drains
-from bml.cluster.fleets.fleet import Patience
+from bml.cluster.fleets.fleet import Headless, Patience
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.fleets.shortage import Shortage
 from bml.cluster.ray.asking import ask_actors
@@ -61,6 +61,12 @@ class ClusterWatch:
         """Whether this server had notice that its node is draining."""
         with self._changing:
             return self._drains.made_leave(server, incarnation)
+
+    def end_of(self, node: str) -> Headless | None:
+        """The end of the job, once, if this node, the launcher's, is draining."""
+        with self._changing:
+            end = self._drains.end_of(node, time.time() * 1e3)
+        return Headless(*end) if end else None
 
     @contextmanager
     def coming(self, server: int) -> Iterator[None]:
