@@ -143,6 +143,18 @@ def test_a_server_that_fails_again_and_again_is_asked_for_as_long_as_it_is_tried
     assert shortage.change([0], 200.0 + PATIENCE_S) == 0, "it was given up"
 
 
+def test_what_was_asked_for_may_stand_until_it_is_taken_back() -> None:
+    shortage = Shortage()
+    assert not shortage.is_asked
+    shortage.starts(1)
+    assert shortage.change([0], 0.0) == 2
+    assert shortage.is_asked
+    assert shortage.end() == 0
+    assert not shortage.is_asked
+    shortage.not_asked()
+    assert shortage.is_asked
+
+
 def test_machines_are_given_back_at_the_end_of_the_job() -> None:
     shortage = Shortage()
     shortage.starts(1)

@@ -320,6 +320,49 @@ def test_machines_are_given_back_at_the_end(ray: FakeRay, requests: list[Any]) -
     assert requests == [[{"GPU": 1}] * 2, []]
 
 
+@pytest.mark.parametrize("fails", ["the look takes long", "the cluster refuses"])
+def test_machines_that_cannot_be_given_back_are_said(
+    ray: FakeRay,
+    requests: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fails: str,
+) -> None:
+    from bml.cluster.ray.fleet import RayFleet
+    from bml.cluster.ray.watching import cluster as watch
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no such cluster")
+
+    looked, goes_on = threading.Event(), threading.Event()
+
+    def look() -> dict[str, int]:
+        looked.set()
+        assert goes_on.wait(20)
+        return {}
+
+    ray.free = {"GPU": 8.0}
+    fleet = RayFleet(SPEC, None, prints=False, reserves=Reservation({"GPU": 1}))
+    fleet.start(b"train")
+    ray.answers.pop(("ServerActor 1", "contact"))
+    give_up = threading.Event()
+    joining = threading.Thread(target=lambda: _refused(lambda: fleet.join(1, 1, give_up)))
+    joining.start()
+    waits(fleet, lambda: requests)
+    if fails == "the look takes long":
+        monkeypatch.setattr(watch, "_ENDING_S", 0.05)
+        monkeypatch.setattr(watch, "draining_nodes", look)
+        assert looked.wait(20)
+    else:
+        monkeypatch.setattr(watch, "_request", refuse)
+    give_up.set()
+    joining.join(10)
+    fleet.close()
+    goes_on.set()
+    fleet._watch._thread.join(20)
+    assert "could not take back the machines" in caplog.text
+
+
 def test_a_job_whose_launcher_is_on_a_draining_node_ends(ray: FakeRay, fleet: Any) -> None:
     from bml.cluster.fleets.fleet import Headless
 

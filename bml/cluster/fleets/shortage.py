@@ -21,6 +21,11 @@ class Shortage:
         self._until: dict[int, float] = {}
         self._asked: int | None = 0
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether something that was asked for may stand."""
+        return self._asked != 0
+
     def starts(self, server: int) -> None:
         """A server that is lost, or has not come yet, is started."""
         self._until[server] = math.inf

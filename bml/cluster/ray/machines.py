@@ -17,7 +17,7 @@ from bml.errors import StartError
 
 _HEAD = "node:__internal_head__"  # Ray adds this to the resources of the node with its head
 #: How long a cluster may take to call a function, in seconds.
-_CALL_S = 5.0
+CALL_S = 5.0
 
 R = TypeVar("R")
 
@@ -107,7 +107,7 @@ def in_cluster(function: Callable[..., R], *arguments: Any) -> R:
     if not is_client():
         return function(*arguments)
     task = ray.remote(num_cpus=0)(function)
-    returned: R = ray.get(task.remote(*arguments), timeout=_CALL_S)
+    returned: R = ray.get(task.remote(*arguments), timeout=CALL_S)
     return returned
 
 

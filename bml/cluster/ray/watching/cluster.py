@@ -21,7 +21,7 @@ from bml.cluster.fleets.fleet import Headless, Patience
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.fleets.shortage import Shortage
 from bml.cluster.ray.asking import ask_actors
-from bml.cluster.ray.machines import draining_nodes, in_cluster, is_client
+from bml.cluster.ray.machines import CALL_S, draining_nodes, in_cluster, is_client
 
 _LOG = logging.getLogger("bml.cluster")
 
@@ -29,8 +29,8 @@ _LOOK_S = 0.25
 _CLIENT_LOOK_S = 5.0  # each look starts a task on the cluster
 #: How long answers of servers are waited for, in seconds.
 _ANSWER_S = 1.0
-#: How long the end of a job waits until what it asked for is given back, in seconds.
-_ENDING_S = 3.0
+#: How long the end of a job waits until what it asked for is given back, in seconds: a look may be under way.
+_ENDING_S = CALL_S + 1.0
 
 Here = Callable[[], Mapping[int, tuple[int, Any]]]
 """Returns the servers that run, each with its incarnation and its actor."""
@@ -85,8 +85,12 @@ class ClusterWatch:
     def close(self) -> None:
         """End it, and take back what was asked for; a cluster that does not answer is not waited for."""
         self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join(_ENDING_S)
+        if self._thread.ident is None:
+            return
+        was_asked = self._shortage.is_asked
+        self._thread.join(_ENDING_S)
+        if was_asked and self._reserves and (self._thread.is_alive() or self._shortage.is_asked):
+            _LOG.warning("this job could not take back the machines that it asked Ray's autoscaler for")
 
     def _run(self) -> None:
         look_s = _CLIENT_LOOK_S if is_client() else _LOOK_S
