@@ -204,6 +204,17 @@ def test_servers_that_leave_before_the_launcher_knows_tell_it_why() -> None:
     assert not watch.is_news()
 
 
+def test_a_server_that_lost_the_head_alone_was_cut_off() -> None:
+    watch = head.HeadWatch("127.0.0.1:1", lambda why: None)
+    watch.close()
+    error = f"it leaves: {watch.why}"
+    assert head.was_cut_off(watch, error)
+    assert head.was_cut_off(None, error), "the launcher is on the head's machine"
+    assert not head.was_cut_off(watch, "it leaves: its process got SIGTERM")
+    watch.absence.missed("refused", 0.0, 1.0)
+    assert not head.was_cut_off(watch, error), "it is gone for all"
+
+
 @pytest.mark.parametrize(
     ("folder", "says"), [("kept", "go on with `bml run … --resume kept`"), ("", "nothing is left to go on")]
 )

@@ -39,7 +39,7 @@ from bml.cluster.ray.machines import (
 from bml.cluster.ray.reports import Reports
 from bml.cluster.ray.spares import RaySpares
 from bml.cluster.ray.watching.cluster import ClusterWatch
-from bml.cluster.ray.watching.head import HeadWatch
+from bml.cluster.ray.watching.head import HeadWatch, was_cut_off
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, ServerReport
 from bml.cluster.spec.leaving import DRAINED, LEFT
 from bml.errors import StartError, UsageError
@@ -325,7 +325,10 @@ class RayFleet:
     def _reported(self, server: int, report: ServerReport) -> Reported:
         if self._head is not None:
             self._head.heard(report.error)
-        if report.kind == LEFT and self._watch.made_leave(server, self._known.incarnations.get(server, 0)):
+        incarnation = self._known.incarnations.get(server, 0)
+        if report.kind == LEFT and (
+            self._watch.made_leave(server, incarnation) or was_cut_off(self._head, report.error)
+        ):
             self._end(server)  # a node that drains ends as soon as nothing runs there
             return Reported(report if self._machines else replace(report, kind=DRAINED))
         self._reports.job_ends()

@@ -3,4 +3,4 @@
 LEFT = "Left"
 """A user or a machine had asked the server to leave."""
 DRAINED = "Drained"
-"""Ray drains the node on which it was: it may come again on another."""
+"""Ray drains the node on which it was, or has lost it: the server may come again on another."""

@@ -59,6 +59,14 @@ def _can_open() -> bool:
     return True
 
 
+def was_cut_off(watch: HeadWatch | None, error: str) -> bool:
+    """Whether a server with this error left because the head was gone for it alone.
+
+    `watch` is that of this process; None: it is on the head's machine.
+    """
+    return _GONE in error and (watch is None or not (watch.absence.away_s or watch.absence.gone))
+
+
 class HeadWatch:
     """Looks for the head at host:port. `gone(why)` is called in its thread, once, if the job must end."""
 
