@@ -125,12 +125,13 @@ def explain(told: Told, part: str) -> list[str]:
 
 
 def view_lines(told: Told) -> list[str]:
-    """A line for each view of the job."""
-    return [
+    """A line for each view of the job, and one for the error with which it ended."""
+    lines = [
         f"view {epoch}: {len(seen[0].record.view.members)} servers, after step {seen[0].record.view.commit} "
         f"({seen[0].record.view.reason})"
         for epoch, seen in sorted(told.views.items())
     ]
+    return lines + [f"the job ended: {end.text}" for _, end in _ends(told)]
 
 
 # --- the parts of the text -----------------------------------------------------------------------
@@ -152,13 +153,24 @@ def _stayed(told: Told, failure: Failure) -> list[str]:
     epochs = sorted(told.views)
     if not epochs:
         return [f"{failure}: the recording has no view"]
-    was = "out of all views" if _is_out(told, epochs[0], failure) else "in use"
+    was = "out of all views" if _is_out(told, epochs[0], failure) else "in use in all views"
     span = f"view {epochs[0]}" if len(epochs) == 1 else f"views {epochs[0]} to {epochs[-1]}"
-    lines = [f"{failure} did not go: it is {was} of the recording ({span})"]
     suspicions = [each for each in told.moments if _is_about(told, each, failure)]
-    if suspicions:
-        lines += [line for _, line in _suspicions(suspicions, suspicions[0].at_s)]
+    ends = _ends(told)
+    if suspicions and ends:
+        lines = [f"{failure} is {was} of the recording ({span}); the job ended before the next one"]
+    else:
+        lines = [f"{failure} did not go: it is {was} of the recording ({span})"]
+    zero_s = min([each.at_s for each in suspicions] or [at_s for at_s, _ in ends] or [0.0])
+    lines += [line for _, line in _suspicions(suspicions, zero_s)]
+    for at_s, end in ends:
+        lines.append(f"{_time(at_s, zero_s)} the job ended: {end.text}")
     return lines[:_MOST_LINES]
+
+
+def _ends(told: Told) -> list[tuple[float, msg.Abort]]:
+    """The error with which the coordinator ended the job, and when the first server heard it; or nothing."""
+    return [(each.at_s, each.what) for each in told.moments if isinstance(each.what, msg.Abort)][:1]
 
 
 def _when(told: Told, epoch: int, failure: Failure) -> str:
