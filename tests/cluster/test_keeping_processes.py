@@ -166,10 +166,12 @@ def killed_command(kept: Path, script: Path, number: int, send: Callable[[int, i
     """Run a job as a command, and send it a signal when its servers train; returns its exit status."""
     command = [sys.executable, "-m", "bml", "run", str(script), "--launcher", "processes", "--fabric", FABRIC]
     command += ["--checkpoint", str(kept), "--every", "1000000"]
-    with subprocess.Popen(command, start_new_session=True) as process:
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
         wait_for(lambda: len(list(script.parent.glob("ready-*"))) == 4)
         send(process.pid, number)
-        return process.wait(60)
+        said = process.communicate(timeout=60)[1]
+    assert f"is kept: go on with --resume {kept}" in said
+    return process.returncode
 
 
 ENDLESS = """

@@ -97,6 +97,23 @@ def test_every_damaged_bit_and_every_torn_part_is_found() -> None:
         read(Memory(files), key)
 
 
+def test_a_job_says_with_what_it_goes_on_and_why_not_with_the_newest(tmp_path: Path) -> None:
+    kept = Folder(str(tmp_path))
+    older, key = written(kept, 100), written(kept, 200)
+    going = Keeping.of(tmp_path, 10, 3, tmp_path)
+    assert str(going) == "going on from the checkpoint after step 200 of the job bml-1"
+    assert going.left() == f"{key} is kept: go on with --resume {tmp_path}"
+    file = tmp_path / key.file(1)
+    file.write_bytes(file.read_bytes()[:-1])
+    said = str(Keeping.of(tmp_path, 10, 3, tmp_path))
+    assert said.startswith(f"going on from {older}; not whole: {key}: part 1 of 3 is damaged: ")
+    file.unlink()
+    assert str(Keeping.of(None, 10, 3, tmp_path)).endswith(f"{key}: part 1 of 3 is missing")
+    assert Keeping.of(tmp_path, 10, 3, tmp_path).left().startswith(str(older))
+    assert Keeping.of(None, 10, 3, tmp_path).left() == ""
+    assert Keeping(str(tmp_path / "nothing")).left() == ""
+
+
 def test_parts_of_different_states_are_no_checkpoint() -> None:
     files: dict[str, bytes] = {}
     key = Key(100, JOB, 2)
@@ -475,9 +492,14 @@ def test_a_server_that_leaves_and_cannot_write_its_state_ends_with_the_reason() 
     def begin(session: Any) -> None:
         session.checkpoint(disk, every=1000)
 
-    with pytest.warns(UserWarning, match="the state with which server . left is not kept: .*No space left"):
+    with pytest.warns(UserWarning, match="No space left") as warned:
         run(train(), range(3), Faults(leaves={0: 4, 1: 4, 2: 4}), note, begin, "first")
+    said = sorted({str(each.message) for each in warned})
     assert len(ends) == 3
+    *at_end, at_beginning = said  # one server finds no note of the job, and writes it
+    assert len(at_end) == 3
+    assert all(each.startswith("the state with which server ") for each in at_end)
+    assert "cannot write to" in at_beginning
     for server, error in ends.items():
         assert f"the state with which server {server} left is not kept: server {server} could" in str(error)
 

@@ -239,7 +239,8 @@ class Job:
         _LOG.warning("the servers of %s leave, after their checkpoints; interrupt again to end it", self.name)
         if self.running:
             self._fleet.ask(("leave", "the job was asked to end"), _STATUS)
-        self._is_over_by(time.monotonic() + WRITING_S)
+        if self._is_over_by(time.monotonic() + WRITING_S) and (left := self.spec.keeping.left()):
+            _LOG.warning("%s", left)
 
     def _is_over_by(self, until_s: float) -> bool:
         while not self._over.is_set() and (left_s := until_s - time.monotonic()) > 0:

@@ -68,8 +68,20 @@ def _has_all(files: Files, key: Key) -> bool:
         return False
 
 
+def newest_named(files: Files) -> Key | None:
+    """Return the newest checkpoint of which all parts have a name, without a look into them."""
+    return max(
+        (key for key, parts in by_key(files.names()).items() if len(parts) == key.n_parts), default=None
+    )
+
+
 def newest_whole(files: Files) -> Key:
     """Return the newest whole checkpoint; every byte is read. Raises UsageError if there is none."""
+    return newest_and_skipped(files)[0]
+
+
+def newest_and_skipped(files: Files) -> tuple[Key, list[str]]:
+    """Return the newest whole checkpoint, and why each newer one is not whole. Raises as `newest_whole`."""
     found = by_key(files.names())
     if not found:
         raise UsageError(
@@ -83,7 +95,7 @@ def newest_whole(files: Files) -> Key:
         except Damaged as error:
             why.append(f"{key}: {error}")
         else:
-            return key
+            return key, why
     more = f"; and {len(why) - _MOST_TOLD} more" if len(why) > _MOST_TOLD else ""
     raise UsageError(
         f"no checkpoint in {files} is whole ({'; '.join(why[:_MOST_TOLD])}{more}): if its parts lie on "

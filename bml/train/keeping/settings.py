@@ -9,7 +9,14 @@ from bml.topology.errors import UsageError
 from bml.train.keeping.files import why
 from bml.train.keeping.keeper import check_number
 from bml.train.keeping.parts import Key, by_key
-from bml.train.keeping.resuming import Resumed, check_lineage, clear_unbegun, newest_whole, read
+from bml.train.keeping.resuming import (
+    Resumed,
+    check_lineage,
+    clear_unbegun,
+    newest_and_skipped,
+    newest_named,
+    read,
+)
 from bml.train.keeping.stores import files_of, place_of
 from bml.train.session import Session
 
@@ -19,13 +26,17 @@ Path = str | PathLike[str]
 
 @dataclass(frozen=True)
 class Keeping:
-    """`folder`: where checkpoints are written, "" for none; `resumed`: that of `source` to begin with."""
+    """`folder`: where checkpoints are written, "" for none; `resumed`: that of `source` to begin with.
+
+    `skipped` says of the newest one of `source` why it is not whole, if it is not that one.
+    """
 
     folder: str = ""
     every: int = EVERY
     keep: int = KEEP
     source: str = ""
     resumed: Key | None = None
+    skipped: str = ""
 
     @classmethod
     def of(cls, checkpoint: Path | None, every: int, keep: int, resume: Path | None) -> Keeping:
@@ -44,7 +55,8 @@ class Keeping:
                 source = ""
             if folder and folder != source:
                 check_lineage(files_of(folder))
-            return cls(folder, every, keep, source, newest_whole(files_of(source)) if source else None)
+            resumed, torn = newest_and_skipped(files_of(source)) if source else (None, [])
+            return cls(folder, every, keep, source, resumed, torn[0] if torn else "")
         except OSError as error:
             where = error.filename or source or folder
             raise UsageError(f"checkpoints cannot be read in {where}: {why(error)}") from error
@@ -52,8 +64,16 @@ class Keeping:
     def __str__(self) -> str:
         """How the job begins; empty if it neither makes checkpoints nor goes on from one."""
         if self.resumed is not None:
-            return f"going on from {self.resumed}"
+            return f"going on from {self.resumed}" + (f"; not whole: {self.skipped}" if self.skipped else "")
         return f"beginning anew, with checkpoints in {self.folder}" if self.folder else ""
+
+    def left(self) -> str:
+        """Say how to go on with the newest checkpoint in the folder; empty without one."""
+        try:
+            newest = newest_named(files_of(self.folder)) if self.folder else None
+        except (OSError, UsageError):  # perhaps only the servers see the folder
+            newest = None
+        return "" if newest is None else f"{newest} is kept: go on with --resume {self.folder}"
 
     def apply(self, session: Session) -> None:
         """Let a session of this job go on, and make checkpoints, before its training function begins.

@@ -8,7 +8,6 @@ checkpoint end at once, but its calls outside of loops are made, as all servers 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from bml.topology.errors import UsageError
@@ -64,8 +63,10 @@ class WholeState:
                 check_lineage(files, communicator.job, self.resumed)
             except OSError as error:
                 raise UsageError(f"checkpoints cannot be written to {files}: {why(error)}") from error
-            with suppress(OSError):  # writing will say why
+            try:
                 self.keeper.writer.claim(communicator.job)
+            except OSError as error:  # the disk may come back
+                self.keeper.writer.fail(f"server {communicator.server} cannot write to {files}: {why(error)}")
         if self.resumed is not None:
             self.keeper.resume(self.resumed.steps)
         return self.keeper.writer.shown
