@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,23 @@ def test_a_server_finds_its_launchers_arguments(process: pytest.MonkeyPatch) -> 
     train: Any = unpack(sent)
     assert train(None) == "4"
     assert sys.argv == ["train.py", "4"]
+
+
+def test_a_traceback_names_the_users_file_and_line(process: pytest.MonkeyPatch) -> None:
+    def train(session: Any) -> None:
+        def inner() -> None:
+            raise ValueError("mine")
+
+        inner()
+
+    unpacked: Any = unpack(pack(train))
+    try:
+        unpacked(None)
+    except ValueError:
+        shown = traceback.format_exc()
+    assert shown.count(f'File "{__file__}", line ') == 3
+    assert 'raise ValueError("mine")' in shown
+    assert "dynamic" not in shown
 
 
 def test_a_server_finds_what_its_launcher_can_import_behind_what_it_finds_itself(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from collections import ChainMap
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -15,6 +17,19 @@ from bml.errors import UsageError
 from bml.train.session import Session
 
 Train = Callable[[Session], Any]
+_UNNAMED = "<dynamic-code>"
+
+
+def _reduced(code: CodeType) -> tuple[Any, ...]:
+    """Reduce code as cloudpickle does, but with its file: tracebacks show the user's lines."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)[:2]
+    return make, tuple(code.co_filename if each == _UNNAMED else each for each in arguments)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Newer cloudpickles name no files, as equal functions of two files are then equal bytes."""
+
+    dispatch_table: ClassVar = ChainMap({CodeType: _reduced}, cloudpickle.Pickler.dispatch_table)
 
 
 def pack(train: Train) -> bytes:
@@ -27,7 +42,7 @@ def pack(train: Train) -> bytes:
     if module is not None:
         cloudpickle.register_pickle_by_value(module)
     try:
-        function: bytes = cloudpickle.dumps(train)
+        _Pickler(function := io.BytesIO()).dump(train)
     except Exception as error:  # objects to which it refers may raise anything
         raise UsageError(
             f"the training function cannot be sent to the servers: {type(error).__name__}: {error}; make "
@@ -36,7 +51,7 @@ def pack(train: Train) -> bytes:
     finally:
         if module is not None:
             cloudpickle.unregister_pickle_by_value(module)
-    sent: bytes = cloudpickle.dumps((sys.argv, _paths(), function))
+    sent: bytes = cloudpickle.dumps((sys.argv, _paths(), function.getvalue()))
     return sent
 
 
