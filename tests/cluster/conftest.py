@@ -40,8 +40,11 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
         monkeypatch.setattr(module, "ray", made)
     for module in (ray_fleet, ray_coordinator):
         monkeypatch.setattr(module, "on_node", lambda node: node)
-    for name in ("living_machines", "open_machines"):
-        monkeypatch.setattr(ray_fleet, name, lambda: [Machine("127.0.0.1", "a", 2.0, True)])
+    for module, name in (
+        *((ray_fleet, "living_machines"), (ray_fleet, "open_machines")),
+        (ray_spares, "open_machines"),
+    ):
+        monkeypatch.setattr(module, name, lambda: [Machine("127.0.0.1", "a", 2.0, True)])
     monkeypatch.setattr(ray_watch, "draining_nodes", lambda: made.draining)
     for module in (ray_fleet, ray_reports):
         monkeypatch.setattr(module, "_LOOK_S", 0.05)

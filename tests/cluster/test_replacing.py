@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,13 +38,28 @@ class Waiting:
     def __init__(self, left: int, address: int | None = None) -> None:
         self.left, self.address = left, address
         self.offered = list[list[int]]()
+        self.aside = set[int]()
+        self.is_started = False
+
+    def start(self) -> None:
+        self.is_started = True
 
     def set_aside(self, lost: int, free: Collection[int]) -> int | None:
         self.offered.append(sorted(free))
+        if lost in self.aside:
+            return lost
         if not self.left:
             return None
         self.left -= 1
-        return lost if self.address is None else self.address
+        place = lost if self.address is None else self.address
+        self.aside.add(place)
+        return place
+
+    def take(self, server: int) -> bool:
+        """Whether the start of this server takes one."""
+        is_spare = server in self.aside
+        self.aside.discard(server)
+        return is_spare
 
 
 @pytest.mark.parametrize(
@@ -121,6 +137,65 @@ def test_a_server_whose_machine_is_drained_comes_again_elsewhere(
     assert newcomers.awaited == awaited
     newcomers.start(missing)
     assert newcomers.awaited == awaited, "it is started again later"
+
+
+class NoMachine:
+    """Newcomers, none of which can be started; `tried` says of each start whether it took a spare."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, left: int, **settings: Any):
+        self.now_s = 0.0
+        clock = SimpleNamespace(monotonic=lambda: self.now_s)
+        monkeypatch.setattr("bml.cluster.launcher.newcomers.time", clock)
+        self.spares, self.tried = Waiting(left), list[tuple[int, bool]]()
+        self.result, self.missing = Result(JobSpec("bcube:2x2", **settings)), set[int]()
+        self.all = Newcomers(self._join, self.spares, self.result, lambda server: False, lambda: False)
+
+    def _join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
+        self.tried.append((server, self.spares.take(server)))
+        raise StartError("no Ray node is there")
+
+    def lost(self, server: int, kind: str) -> None:
+        self.result.dead[server] = kind
+        self.all.lost(server, kind)
+
+    def start(self, at_s: float) -> None:
+        self.now_s = at_s
+        self.all.start(self.missing)
+        self.all._joining.close()
+        self.all.start(self.missing)  # takes the outcomes
+
+
+def test_spares_wait_until_no_server_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a spare would take the machine that an awaited server waits for."""
+    newcomers = NoMachine(monkeypatch, 0, least=2, spares=1)
+    newcomers.all.await_late([2, 3])
+    newcomers.start(0.0)
+    assert newcomers.tried == [(2, False), (3, False)]
+    assert not newcomers.spares.is_started
+    for member in (2, 3):
+        assert not newcomers.spares.is_started
+        newcomers.all.seen({"term": 1, "asked": [], "learners": []}, [0, 1, member])
+        newcomers.start(0.5)
+    assert newcomers.spares.is_started
+
+
+def test_spares_of_a_job_that_begins_with_all_servers_are_started_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newcomers = NoMachine(monkeypatch, 0, spares=1)
+    newcomers.start(0.0)
+    assert newcomers.spares.is_started
+
+
+def test_an_awaited_server_takes_a_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spare may wait for the next machine, too, and has asked Ray for it before."""
+    newcomers = NoMachine(monkeypatch, 0, least=2, spares=1)
+    newcomers.all.await_late([3])
+    newcomers.start(0.0)
+    newcomers.spares.left = 1
+    newcomers.start(100.0)
+    newcomers.start(200.0)
+    assert newcomers.tried == [(3, False), (3, True), (3, False)]
 
 
 def test_what_a_launcher_does_not_have_is_said_before_it_starts() -> None:

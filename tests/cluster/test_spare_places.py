@@ -18,6 +18,7 @@ from bml.cluster.fleets.placement import Machine, blocks
 from bml.cluster.fleets.process_spares import ProcessSpares
 from bml.cluster.fleets.spare_places import Waiting, choose, is_plugged_in, nodes_for_spares
 from bml.cluster.server.carrier import networks
+from bml.errors import StartError
 from bml.topology import parse
 
 pytestmark = pytest.mark.timeout(30)
@@ -127,10 +128,28 @@ class Process:
         self.released = True
 
 
+def started(*processes: Process) -> ProcessSpares[Process]:
+    coming = iter(processes)
+    spares = ProcessSpares(len(processes), lambda: next(coming))
+    assert spares.left == 0
+    spares.start()
+    spares.start()
+    return spares
+
+
+def test_a_spare_that_cannot_be_started_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse() -> Process:
+        raise StartError("no process more")
+
+    spares = ProcessSpares(2, refuse)
+    spares.start()
+    assert spares.left == 0
+    assert caplog.text.count("a spare cannot start: no process more") == 2
+
+
 def test_a_process_that_has_ended_takes_no_place() -> None:
-    spares, dead, alive = ProcessSpares[Process](), Process(has_ended=True), Process()
-    spares.add(dead)
-    spares.add(alive)
+    dead, alive = Process(has_ended=True), Process()
+    spares = started(dead, alive)
     assert spares.left == 2
     assert spares.set_aside(4, ()) == 4
     assert dead.released
@@ -143,9 +162,8 @@ def test_a_process_that_has_ended_takes_no_place() -> None:
 
 
 def test_processes_that_are_set_aside_are_ended_too() -> None:
-    spares, first, second = ProcessSpares[Process](), Process(), Process()
-    spares.add(first)
-    spares.add(second)
+    first, second = Process(), Process()
+    spares = started(first, second)
     spares.set_aside(4, ())
     assert {*spares.close()} == {first, second}
     assert spares.left == 0
@@ -161,6 +179,9 @@ def spared(ray: FakeRay) -> Iterator[Any]:
 
     made = RayFleet(replace(SPEC, spares=1), None, prints=False)
     made.start(b"train")
+    assert not ray.asked("SpareActor", "new"), "servers that are awaited come before"
+    made.spares.start()
+    made.spares.start()
     yield made
     made._watch.close()
 
@@ -174,6 +195,7 @@ def is_ready(ray: FakeRay) -> None:
 def test_servers_do_not_wait_for_spares(ray: FakeRay, spared: Any) -> None:
     called = [call[:2] for call in ray.calls]
     assert called.index(("ServerActor 1", "run")) < called.index(("SpareActor", "new"))
+    assert called.count(("SpareActor", "new")) == 1
     assert spared.spares.left == 0
     is_ready(ray)
     assert waits(spared, lambda: spared.spares.left == 1) == []

@@ -81,6 +81,13 @@ class Patience(NamedTuple):
 class Spares(Protocol):
     """The spares of one job: processes that wait, with all imports done, for the places of lost servers."""
 
+    def start(self) -> None:
+        """Start them. Idempotent.
+
+        It is called when no server is awaited: a spare would take the machine that such a server waits for.
+        """
+        ...
+
     @property
     def left(self) -> int:
         """How many wait; any thread may ask."""
@@ -100,6 +107,9 @@ class NoSpares:
 
     left = 0
 
+    def start(self) -> None:
+        """See Spares."""
+
     def set_aside(self, lost: int, free: Collection[int]) -> int | None:
         """See Spares."""
         return None
@@ -116,11 +126,11 @@ class Fleet(Protocol):
 
     @property
     def spares(self) -> Spares:
-        """Its spares. The thread that calls `wait` sets them aside."""
+        """Its spares. The thread that calls `wait` starts them, and sets them aside."""
         ...
 
     def start(self, train: bytes) -> None:
-        """Start every server and the coordinator; `train` is the pickled training function."""
+        """Start every server and the coordinator, but no spare; `train` is the pickled training function."""
         ...
 
     def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
+
+from bml.errors import StartError
+
+_LOG = logging.getLogger(__name__)
 
 
 class Child(Protocol):
@@ -24,9 +29,13 @@ C = TypeVar("C", bound=Child)
 
 
 class ProcessSpares(Generic[C]):
-    """See bml.cluster.fleets.fleet.Spares. Any thread may call `take`, one thread all else."""
+    """See bml.cluster.fleets.fleet.Spares. Any thread may call `take`, one thread all else.
 
-    def __init__(self) -> None:
+    There are to be `count` of them, each of which `make` starts.
+    """
+
+    def __init__(self, count: int, make: Callable[[], C]) -> None:
+        self._to_come, self._make = count, make
         self._changing = threading.Lock()
         self._waiting: list[C] = []
         self._aside: dict[int, C] = {}
@@ -36,9 +45,14 @@ class ProcessSpares(Generic[C]):
         """See Spares."""
         return len(self._waiting)
 
-    def add(self, child: C) -> None:
-        """A process waits from now on."""
-        self._waiting.append(child)
+    def start(self) -> None:
+        """See Spares."""
+        while self._to_come:
+            self._to_come -= 1
+            try:
+                self._waiting.append(self._make())
+            except StartError as error:  # the job goes on without it
+                _LOG.warning("a spare cannot start: %s", error)
 
     def set_aside(self, lost: int, free: Collection[int]) -> int | None:
         """See Spares."""

@@ -118,7 +118,7 @@ class ProcessFleet:
         self._succession = Succession(timeouts, timeouts.warm_up_s, time.monotonic())
         self._known = Known()
         self._leaving: list[_Child] = []
-        self.spares: ProcessSpares[_Child] = ProcessSpares()
+        self.spares: ProcessSpares[_Child] = ProcessSpares(spec.spares, self._spawn_spare)
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
@@ -135,9 +135,6 @@ class ProcessFleet:
         for child in self._servers.values():
             child.send(self._known.contacts, train)
         self._look_after_coordinator()
-        for _ in range(self._spec.spares):
-            self.spares.add(child := self._spawn())
-            child.send("spare", Place(), train)
 
     def _gather(self) -> None:
         """Wait until the job can begin; servers that have not come by then are absent, and ended."""
@@ -353,6 +350,11 @@ class ProcessFleet:
         except StartError:
             ours.close()
             raise
+
+    def _spawn_spare(self) -> _Child:
+        child = self._spawn()
+        child.send("spare", Place(), self._train)
+        return child
 
 
 def _contact(child: _Child, server: int, deadline: float, give_up: threading.Event) -> Contact:

@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 class Newcomers:
     """Starts servers with `join`, and keeps the lists of `result`; one thread uses it, but for `close`.
 
-    `spares` take the places of servers that are lost.
+    `spares` take the places of servers that are lost, and are started when no server is awaited.
     `is_here` says whether a server is in the view, `is_over` whether the job has ended: a joiner would not be
     let in any more.
     """
@@ -103,12 +103,18 @@ class Newcomers:
                 self._wanted.append((server_of(Fault.parse(text, at_once=True)), text))
 
     def start(self, missing: set[int]) -> None:
-        """Start the wanted servers that are gone, into `missing`, and note those that cannot be started."""
+        """Start the wanted servers that are gone, into `missing`, and note those that cannot be started.
+
+        A server that waits for a machine takes a spare: that one may wait for the same machine.
+        """
         result = self._result
         for server, why in self._joining.failed():
             result.dead[server] = why
             self.lost(server)
-        wanted = [*self._wanted, *((server, "") for server in self._growing.due(time.monotonic()))]
+        due = self._growing.due(time.monotonic())
+        for server in due:
+            self._spares.set_aside(server, ())
+        wanted = [*self._wanted, *((server, "") for server in due)]
         self._wanted = []
         for server, asked in wanted:
             if server in self._joining.coming:
@@ -127,6 +133,8 @@ class Newcomers:
             self.incarnations[server] = 1 + max(self.incarnations.values(), default=0)
             missing.add(server)
             self._joining.begin(server, self.incarnations[server])
+        if not (self.awaited or self._is_over()):
+            self._spares.start()
 
     def close(self) -> None:
         """Give up all starts, and wait until they have ended. Idempotent."""

@@ -21,7 +21,6 @@ from bml.cluster.fleets.fork_server import ENDING_S
 from bml.cluster.fleets.handles import Handle
 from bml.cluster.fleets.placement import Reservation, blocks, home_for
 from bml.cluster.fleets.racks import Racks
-from bml.cluster.fleets.spare_places import nodes_for_spares
 from bml.cluster.ray.actors import ServerActor, SpareActor
 from bml.cluster.ray.asking import ask_actors
 from bml.cluster.ray.connection import RayConnection
@@ -77,6 +76,7 @@ class RayFleet:
         self._actors: dict[int, Any] = {}
         self._handles: dict[int, Handle] = {}
         self._reports = Reports(self._actors, self._known, self._changing)
+        self._train: Any = None
         self._asking = 0
         self._closed = False
         self._watch = ClusterWatch(self._reserves, self._here)
@@ -105,15 +105,15 @@ class RayFleet:
         self._local = is_own or machines is not None
         own = own_machine(living)
         self._home = node = machines.head if machines else own.node
-        self.spares = RaySpares(spec.parsed_fabric(), self._homes, self._known, self._local)
+        self.spares = RaySpares(self._spec, self._homes, self._known, self._local, self._spare)
         self._coordinator = RayCoordinator(self._spec, self._known, self._changing, node, self._local)
         # Where this process is on the machine with the head, it dies with it.
         self._head = None if machines or own.is_head else HeadWatch.of_this_cluster()
 
     def start(self, train: bytes) -> None:
         """See Fleet."""
-        shared = ray.put(train)  # once, and not with every call
-        self._reports.prepare(shared)
+        self._train = ray.put(train)  # once, and not with every call
+        self._reports.prepare(self._train)
         for server in self._spec.servers:
             self._actors[server] = self._actor(server)
         self._coordinator.prepare()
@@ -127,10 +127,6 @@ class RayFleet:
         for server in self._actors:
             self._reports.run(server)
         self._watch.start()
-        if self._spec.spares:
-            homes = {server: self._homes[server] for server in self._spec.servers}
-            nodes = nodes_for_spares(self._spec.spares, homes, open_machines())
-            self.spares.start(nodes, lambda node: self._spare(node, shared))
 
     def _gather(self) -> None:
         """Wait until enough servers are placed; those that have not come by then are absent, and ended."""
@@ -143,9 +139,9 @@ class RayFleet:
         node = self._machines.nodes[server] if self._machines else self._homes[server]
         return self._make(ServerActor, node, *self._identity(server, incarnation))
 
-    def _spare(self, node: str, train: Any) -> Any:
+    def _spare(self, node: str) -> Any:
         place = Place() if self._one_machine else None
-        return self._make(SpareActor, node, self._spec, place, train)
+        return self._make(SpareActor, node, self._spec, place, self._train)
 
     def _identity(self, server: int, incarnation: int | None) -> tuple[Any, ...]:
         """Return what an actor must know to be this server."""

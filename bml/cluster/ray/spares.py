@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,10 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayError
 
 from bml.cluster.fleets.fleet import Known
 from bml.cluster.fleets.handles import Handle
-from bml.cluster.fleets.spare_places import Waiting, choose
+from bml.cluster.fleets.spare_places import Waiting, choose, nodes_for_spares
 from bml.cluster.ray.coordinator import GOING_S
-from bml.topology import Fabric
+from bml.cluster.ray.machines import open_machines
+from bml.cluster.spec.job import JobSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,20 +46,29 @@ class RaySpares:
     """See bml.cluster.fleets.fleet.Spares. Any thread may call `left` and `take`, one thread all else.
 
     `homes` are the nodes of the servers and `known` their addresses, as they are now. Processes of spares can
-    be held, and killed, if they are `local`.
+    be held, and killed, if they are `local`. `make` starts an actor on a node.
     """
 
-    def __init__(self, fabric: Fabric, homes: Mapping[int, str], known: Known, local: bool):
-        self._fabric, self._homes, self._known, self._local = fabric, homes, known, local
+    def __init__(
+        self, spec: JobSpec, homes: Mapping[int, str], known: Known, local: bool, make: Callable[[str], Any]
+    ):
+        self._fabric, self._to_come, self._make = spec.parsed_fabric(), spec.spares, make
+        self._homes, self._known, self._local = homes, known, local
         self._changing = threading.Lock()
         self._waiting: dict[int, Spare] = {}
         self._aside: dict[int, Spare] = {}
         self._asked: dict[Any, int] = {}
 
-    def start(self, nodes: Sequence[str], make: Callable[[str], Any]) -> None:
-        """Let a spare wait on each of these nodes; `make` starts the actor, which nobody waits for."""
-        for number, node in enumerate(nodes):
-            spare = self._waiting[number] = Spare(node, make(node))
+    def start(self) -> None:
+        """See Spares; nobody waits for their actors."""
+        count, self._to_come = self._to_come, 0
+        if not count:
+            return
+        homes = {server: self._homes[server] for server in dict(self._known.contacts)}
+        for number, node in enumerate(nodes_for_spares(count, homes, open_machines())):
+            spare = Spare(node, self._make(node))
+            with self._changing:
+                self._waiting[number] = spare
             self._asked[spare.actor.ready.remote()] = number
 
     @property
