@@ -198,6 +198,34 @@ def test_an_awaited_server_takes_a_spare(monkeypatch: pytest.MonkeyPatch) -> Non
     assert newcomers.tried == [(3, False), (3, True), (3, False)]
 
 
+@pytest.mark.parametrize("settings", [{"rejoin": True}, {"least": 2}])
+def test_a_drained_server_whose_spare_does_not_come_is_tried_again(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a spare it is: for as long as it takes."""
+    newcomers = NoMachine(monkeypatch, 1, spares=1, **settings)
+    newcomers.lost(3, DRAINED)
+    newcomers.start(0.0)
+    assert newcomers.tried == [(3, True)]
+    for start in range(1, 6):
+        newcomers.start(100.0 * start)
+    assert newcomers.tried == [(3, True), *[(3, False)] * 5]
+    assert newcomers.all.awaited == [3]
+
+
+def test_a_spare_for_a_drained_server_is_tried_again_where_it_is_plugged_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newcomers = NoMachine(monkeypatch, 1, absent=(1,), least=2)
+    newcomers.spares.address = 1
+    newcomers.lost(3, DRAINED)
+    newcomers.start(0.0)
+    newcomers.start(100.0)
+    assert newcomers.tried == [(1, True), (1, False)]
+    assert newcomers.all.awaited == [1]
+    assert newcomers.result.dead[3] == "Drained; a spare joins as server 1, where it is plugged in"
+
+
 def test_what_a_launcher_does_not_have_is_said_before_it_starts() -> None:
     with pytest.raises(UsageError, match="take the launcher processes"):
         bml.launch(len, launcher="ray", emulated=True, spares=1)

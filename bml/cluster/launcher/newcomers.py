@@ -58,21 +58,24 @@ class Newcomers:
     def lost(self, server: int, kind: str = DIED) -> None:
         """A server is lost, with a report of some kind: have it started again, or its place taken, if it may.
 
-        A server that is still to come is started again later. So is one whose machine is drained, if the job
-        rejoins servers or grows. Others are replaced by spares, or are started again if it rejoins servers.
+        A server that is still to come is started again later. Others are replaced by spares, or are started
+        again if the job rejoins servers. One whose machine is drained is still to come then, and also if the
+        job grows.
         """
         result, again = self._result, is_worth_it(kind)
         if not again:
             self._growing.give_up(server)
         if self._is_over() or self._growing.failed(server, time.monotonic()):
             return
-        if is_replaced(kind) and (place := self._spares.set_aside(server, self._free())) is not None:
-            if place != server:
-                result.dead[server] += f"; a spare joins as server {place}, where it is plugged in"
-            self._wanted.append((place, ""))
-            return
+        place = self._spares.set_aside(server, self._free()) if is_replaced(kind) else None
+        if place is not None and place != server:
+            result.dead[server] += f"; a spare joins as server {place}, where it is plugged in"
         if kind == DRAINED and (result.spec.rejoin or result.spec.least is not None):
-            self._growing.begin([server], time.monotonic())  # it waits for a machine for as long as it takes
+            # It waits for a machine for as long as it takes, also if the spare does not come.
+            self._growing.begin([server if place is None else place], time.monotonic())
+            return
+        if place is not None:
+            self._wanted.append((place, ""))
             return
         if not (again and result.spec.rejoin):
             return
