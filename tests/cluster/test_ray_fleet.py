@@ -123,6 +123,33 @@ def test_a_server_that_ray_does_not_reach_while_it_starts_is_asked_again(ray: Fa
     assert len(ray.asked("ServerActor 1", "new")) == 1, "it is the same actor"
 
 
+def test_an_actor_that_did_not_come_in_time_is_ended(ray: FakeRay) -> None:
+    """Or Ray places it later, and it holds a machine and does nothing."""
+    from ray.exceptions import GetTimeoutError
+
+    from bml.cluster.ray.fleet import RayFleet
+
+    fleet = RayFleet(replace(SPEC, start_s=0.1), None, prints=False)
+    fleet.start(b"train")
+    ray.answers["ServerActor 1", "contact"] = GetTimeoutError()
+    ended = len(ray.asked("ServerActor 1", "killed"))
+    with pytest.raises(StartError, match="did not start server 1"):
+        fleet.join(1, 1, threading.Event())
+    assert len(ray.asked("ServerActor 1", "killed")) == ended + 2, "the actor before, and the new one"
+    assert 1 not in fleet._actors
+    fleet.close()
+
+
+def test_both_actors_of_a_server_that_is_tried_twice_are_ended(ray: FakeRay, fleet: Any) -> None:
+    """Ray put the first one on a dead machine, or says so."""
+    from ray.exceptions import ActorDiedError
+
+    ray.answers["ServerActor 1", "contact"] = ActorDiedError()
+    with pytest.raises(StartError, match="died at start-up"):
+        fleet.join(1, 1, threading.Event())
+    assert len(ray.asked("ServerActor 1", "new")) == len(ray.asked("ServerActor 1", "killed")) == 3
+
+
 def test_what_has_the_number_of_a_dead_server_is_not_killed(ray: FakeRay, fleet: Any) -> None:
     """Nor is what has the coordinator's."""
     fleet._local = fleet._coordinator._local = True

@@ -200,11 +200,15 @@ class RayFleet:
             self._homes[server] = spare.node
             self._actors[server] = spare.actor
             spare.actor.become.remote(*self._identity(server, incarnation))
+        else:
+            if not self._has_machine(server):
+                self._homes[server] = home_for(server, self._homes, open_machines(), self._racks.rack)
+            self._actors[server] = self._actor(server, incarnation)
+        try:
             return self._contact(server, deadline, give_up)
-        if not self._has_machine(server):
-            self._homes[server] = home_for(server, self._homes, open_machines(), self._racks.rack)
-        self._actors[server] = self._actor(server, incarnation)
-        return self._contact(server, deadline, give_up)
+        except StartError:
+            self._end(server)  # or Ray places it later, and it holds a machine
+            raise
 
     def _has_machine(self, server: int) -> bool:
         """Whether Ray takes servers on the machine of this server; True if any machine will do."""
