@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from fake_ray import NOBODY, SPEC, FakeRay, contact, report, waits, waits_for
+from fake_ray import NOBODY, SPEC, Actor, FakeRay, contact, report, waits, waits_for
 
 from bml.cluster.fleets.fleet import Died, Reported
 from bml.cluster.fleets.placement import Machine, blocks
@@ -200,6 +200,41 @@ def test_servers_do_not_wait_for_spares(ray: FakeRay, spared: Any) -> None:
     is_ready(ray)
     assert waits(spared, lambda: spared.spares.left == 1) == []
     assert ray.asked("SpareActor", "stand_by") == [()]
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, *nodes: str) -> None:
+    """These nodes are there when spares are started."""
+    there = [Machine("127.0.0.1", node, 2.0) for node in nodes]
+    monkeypatch.setattr("bml.cluster.ray.spares.open_machines", lambda: there)
+
+
+def test_spares_of_a_job_on_one_machine_wait_there(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loopback addresses reach nobody from a machine that joins meanwhile."""
+    from bml.cluster.ray.fleet import RayFleet
+
+    nodes = list[str]()
+    monkeypatch.setattr(RayFleet, "_spare", lambda self, node: nodes.append(node) or Actor(ray, "SpareActor"))
+    fleet = RayFleet(replace(SPEC, spares=2), None, prints=False)
+    fleet.start(b"train")
+    opened(monkeypatch, "a", "b")
+    fleet.spares.start()
+    assert nodes == ["a", "a"]
+    fleet.close()
+
+
+@pytest.mark.parametrize("nodes", [(), ("b",)])
+def test_a_job_goes_on_without_spares_where_no_machine_takes_them(
+    nodes: tuple[str, ...], ray: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from bml.cluster.ray.fleet import RayFleet
+
+    fleet = RayFleet(replace(SPEC, spares=2), None, prints=False)
+    fleet.start(b"train")
+    opened(monkeypatch, *nodes)
+    fleet.spares.start()
+    assert not ray.asked("SpareActor", "new")
+    assert "no Ray node takes the 2 spares" in caplog.text
+    fleet.close()
 
 
 def test_a_spare_becomes_the_lost_server(ray: FakeRay, spared: Any) -> None:

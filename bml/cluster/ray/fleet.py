@@ -105,7 +105,9 @@ class RayFleet:
         self._local = is_own or machines is not None
         own = own_machine(living)
         self._home = node = machines.head if machines else own.node
-        self.spares = RaySpares(self._spec, self._homes, self._known, self._local, self._spare)
+        self.spares = RaySpares(
+            self._spec, self._homes, self._known, self._local, self._spare, self._one_machine
+        )
         self._coordinator = RayCoordinator(self._spec, self._known, self._changing, node, self._local)
         # Where this process is on the machine with the head, it dies with it.
         self._head = None if machines or own.is_head else HeadWatch.of_this_cluster()

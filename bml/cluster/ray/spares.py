@@ -46,13 +46,21 @@ class RaySpares:
     """See bml.cluster.fleets.fleet.Spares. Any thread may call `left` and `take`, one thread all else.
 
     `homes` are the nodes of the servers and `known` their addresses, as they are now. Processes of spares can
-    be held, and killed, if they are `local`. `make` starts an actor on a node.
+    be held, and killed, if they are `local`. `make` starts an actor on a node. On `one_machine` servers have
+    loopback addresses, and so do spares.
     """
 
     def __init__(
-        self, spec: JobSpec, homes: Mapping[int, str], known: Known, local: bool, make: Callable[[str], Any]
+        self,
+        spec: JobSpec,
+        homes: Mapping[int, str],
+        known: Known,
+        local: bool,
+        make: Callable[[str], Any],
+        one_machine: bool,
     ):
-        self._fabric, self._to_come, self._make = spec.parsed_fabric(), spec.spares, make
+        self._fabric, self._to_come = spec.parsed_fabric(), spec.spares
+        self._make, self._one_machine = make, one_machine
         self._homes, self._known, self._local = homes, known, local
         self._changing = threading.Lock()
         self._waiting: dict[int, Spare] = {}
@@ -65,7 +73,13 @@ class RaySpares:
         if not count:
             return
         homes = {server: self._homes[server] for server in dict(self._known.contacts)}
-        for number, node in enumerate(nodes_for_spares(count, homes, open_machines())):
+        machines = open_machines()
+        if self._one_machine:  # another one may have joined that Ray meanwhile
+            machines = [each for each in machines if each.node in homes.values()]
+        if not machines:
+            _LOG.warning("no Ray node takes the %d spares: all that could are draining", count)
+            return
+        for number, node in enumerate(nodes_for_spares(count, homes, machines)):
             spare = Spare(node, self._make(node))
             with self._changing:
                 self._waiting[number] = spare
