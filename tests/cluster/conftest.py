@@ -46,7 +46,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     ):
         monkeypatch.setattr(module, name, lambda: [Machine("127.0.0.1", "a", 2.0, True)])
     monkeypatch.setattr(ray_watch, "draining_nodes", lambda: made.draining)
-    for module in (ray_fleet, ray_reports):
+    for module in (ray_fleet, ray_reports, ray_spares):
         monkeypatch.setattr(module, "_LOOK_S", 0.05)
     for server in SPEC.servers:
         made.answers[f"ServerActor {server}", "contact"] = (contact(server), NOBODY)

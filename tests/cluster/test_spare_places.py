@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from fake_ray import NOBODY, SPEC, Actor, FakeRay, contact, report, waits, waits_for
+from fake_ray import NOBODY, SPEC, Actor, FakeRay, contact, report, unavailable, waits, waits_for
 
 from bml.cluster.fleets.fleet import Died, Reported
 from bml.cluster.fleets.placement import Machine, blocks
@@ -150,7 +150,7 @@ def test_a_spare_that_cannot_be_started_ends_no_job(caplog: pytest.LogCaptureFix
 def test_a_process_that_has_ended_takes_no_place() -> None:
     dead, alive = Process(has_ended=True), Process()
     spares = started(dead, alive)
-    assert spares.left == 2
+    assert spares.left == 1
     assert spares.set_aside(4, ()) == 4
     assert dead.released
     assert spares.set_aside(4, ()) == 4, "it was not started, and is still set aside"
@@ -265,6 +265,39 @@ def test_a_spare_that_dies_waits_no_more(ray: FakeRay, spared: Any, caplog: pyte
     assert "a spare is lost: The actor died" in caplog.text
     assert spared.spares.set_aside(1, ()) is None
     assert not [each for each in spared.wait(0.01) if isinstance(each, Died)]
+
+
+def unreached(kind: str) -> Exception:
+    from ray.exceptions import ObjectLostError
+
+    return unavailable() if kind == "unavailable" else ObjectLostError("ab" * 28, None, "")
+
+
+@pytest.mark.parametrize("kind", ["unavailable", "lost"])
+def test_a_spare_that_ray_does_not_reach_is_asked_again(kind: str, ray: FakeRay, spared: Any) -> None:
+    """Or nobody would know that it is ready, or that it has died later."""
+    from ray.exceptions import ActorDiedError
+
+    ray.answers["SpareActor", "ready"] = unreached(kind)
+    waits(spared, lambda: len(ray.asked("SpareActor", "ready")) > 2)
+    assert spared.spares.left == 0
+    is_ready(ray)
+    waits(spared, lambda: spared.spares.left == 1)
+    ray.answers["SpareActor", "stand_by"] = unreached(kind)
+    waits(spared, lambda: len(ray.asked("SpareActor", "stand_by")) > 2)
+    assert spared.spares.left == 1
+    ray.answers["SpareActor", "stand_by"] = ActorDiedError()
+    waits(spared, lambda: spared.spares.left == 0)
+
+
+def test_a_spare_that_is_used_is_not_asked_again(ray: FakeRay, spared: Any) -> None:
+    is_ready(ray)
+    waits(spared, lambda: spared.spares.left == 1)
+    ray.answers["SpareActor", "stand_by"] = unavailable()
+    waits(spared, lambda: spared.spares._unheard)
+    assert spared.spares.set_aside(1, ()) == 1
+    waits(spared, lambda: not spared.spares._unheard)
+    assert spared.spares.calls() == []
 
 
 def test_spares_that_are_not_needed_are_ended(ray: FakeRay, spared: Any) -> None:

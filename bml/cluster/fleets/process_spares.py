@@ -29,7 +29,7 @@ C = TypeVar("C", bound=Child)
 
 
 class ProcessSpares(Generic[C]):
-    """See bml.cluster.fleets.fleet.Spares. Any thread may call `take`, one thread all else.
+    """See bml.cluster.fleets.fleet.Spares. Any thread may call `left` and `take`, one thread all else.
 
     There are to be `count` of them, each of which `make` starts.
     """
@@ -42,17 +42,21 @@ class ProcessSpares(Generic[C]):
 
     @property
     def left(self) -> int:
-        """See Spares."""
-        return len(self._waiting)
+        """See Spares: those that have not ended."""
+        with self._changing:
+            return sum(not child.has_ended for child in self._waiting)
 
     def start(self) -> None:
         """See Spares."""
         while self._to_come:
             self._to_come -= 1
             try:
-                self._waiting.append(self._make())
+                child = self._make()
             except StartError as error:  # the job goes on without it
                 _LOG.warning("a spare cannot start: %s", error)
+                continue
+            with self._changing:
+                self._waiting.append(child)
 
     def set_aside(self, lost: int, free: Collection[int]) -> int | None:
         """See Spares."""

@@ -248,7 +248,7 @@ class RayFleet:
 
     def _events(self, timeout_s: float) -> list[FleetEvent]:
         saying, wait_s = self._coordinator.ask(), min(timeout_s, self._coordinator.interval_s)
-        refs = [*self._reports.calls(), *saying, *self.spares.calls]
+        refs = [*self._reports.calls(), *saying, *self.spares.calls()]
         if not refs:
             time.sleep(wait_s)
             return []

@@ -22,6 +22,8 @@ from bml.cluster.spec.job import JobSpec
 
 _LOG = logging.getLogger(__name__)
 
+_LOOK_S = 1.0
+
 
 @dataclass
 class Spare:
@@ -66,6 +68,7 @@ class RaySpares:
         self._waiting: dict[int, Spare] = {}
         self._aside: dict[int, Spare] = {}
         self._asked: dict[Any, int] = {}
+        self._unheard: dict[int, float] = {}
 
     def start(self) -> None:
         """See Spares; nobody waits for their actors."""
@@ -83,7 +86,7 @@ class RaySpares:
             spare = Spare(node, self._make(node))
             with self._changing:
                 self._waiting[number] = spare
-            self._asked[spare.actor.ready.remote()] = number
+            self._ask(number, spare)
 
     @property
     def left(self) -> int:
@@ -91,10 +94,20 @@ class RaySpares:
         with self._changing:
             return sum(spare.is_ready for spare in self._waiting.values())
 
-    @property
     def calls(self) -> list[Any]:
-        """The calls of spares that are to be waited for, to hand their answers to `heard`."""
+        """Return the calls of spares that are to be waited for, to hand their answers to `heard`."""
+        for number in [each for each, at in self._unheard.items() if time.monotonic() >= at]:
+            del self._unheard[number]
+            with self._changing:
+                spare = self._waiting.get(number)
+            if spare is not None:
+                self._ask(number, spare)
         return list(self._asked)
+
+    def _ask(self, number: int, spare: Spare) -> None:
+        """Ask a spare whether it is ready; if it is, Ray answers when it has died or is a server."""
+        call = spare.actor.stand_by if spare.is_ready else spare.actor.ready
+        self._asked[call.remote()] = number
 
     def heard(self, ref: Any) -> bool:
         """Take the answer to a call, if it is one of a spare; returns whether it is."""
@@ -104,7 +117,9 @@ class RaySpares:
         try:
             said = ray.get(ref)
         except (ActorUnavailableError, ObjectLostError):
-            return True  # if it is dead, that is found when it is to take a place
+            # Ray does not reach it now, or has lost its answer.
+            self._unheard[number] = time.monotonic() + _LOOK_S
+            return True
         except RayError as error:
             with self._changing:
                 spare = self._waiting.pop(number, None)
@@ -117,7 +132,7 @@ class RaySpares:
             if spare is not None and not spare.is_ready:
                 spare.networks, spare.node, spare.is_ready = said.networks, said.node, True
                 spare.handle = Handle(said.process) if self._local else None
-                self._asked[spare.actor.stand_by.remote()] = number
+                self._ask(number, spare)
         return True
 
     def set_aside(self, lost: int, free: Collection[int]) -> int | None:
@@ -186,4 +201,5 @@ class RaySpares:
             self._waiting.clear()
             self._aside.clear()
             self._asked.clear()
+            self._unheard.clear()
         return taken
