@@ -26,7 +26,7 @@ from bml.cli.printed import check_writable, strict_json, write_file
 from bml.cli.testbed.progress import progress, warn_if_busy
 from bml.cli.testbed.room import check_room
 from bml.cli.testbed.train import train
-from bml.cli.values import FiniteRange
+from bml.cli.values import FiniteRange, check_with
 from bml.cluster.spec.constants import (
     constants_of_emulated,
     constants_of_one_host,
@@ -174,6 +174,7 @@ def allreduce(
       bml bench allreduce --fabric bcube:3x2 --sizes 4KiB,64MiB --against gloo,openmpi
       bml bench allreduce --fabric bcube:3x2 --fail server:4 --json
     """
+    check_with("fabric_emulated", "emulated fabrics", "fabric_name")
     start_s = time.monotonic()
     where = fabric_name if fabric_emulated else None
     job = replace(_job(fabric, fail, algorithm, where, transport, shared), trace=trace is not None)

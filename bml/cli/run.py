@@ -22,7 +22,7 @@ from bml.cli.output import current
 from bml.cli.printed import check_writable, strict_json
 from bml.cli.recordings.kept import dumping, keep_recording
 from bml.cli.summary import summarise
-from bml.cli.values import FiniteRange, ServerRange, TrafficClass
+from bml.cli.values import FiniteRange, ServerRange, TrafficClass, check_with
 from bml.cli.web.options import WithWeb, served, shown, web_options
 from bml.cluster.fleets.placement import Reservation
 from bml.cluster.launcher.callbacks import view_line
@@ -181,6 +181,8 @@ def run(
     Example:
       bml run examples/train_digits.py --fabric bcube:3x2 --fault kill:4@step=20
     """
+    check_with("checkpoint", "checkpoints", "every", "keep")
+    check_with("fabric_emulated", "emulated fabrics", "fabric_name")
     check_writable(report, "--report")
     check_writable(trace, "--trace")
     check_writable(record, "--record")

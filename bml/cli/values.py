@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from bml.errors import UsageError
 from bml.transport.handshake.traffic_class import traffic_class_of
@@ -54,6 +55,15 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+def check_with(needed: str, purpose: str, *names: str) -> None:
+    """Raise UsageError if one of the options `names` is given without the option that they belong to."""
+    ctx = click.get_current_context()
+    for name in names:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE and not ctx.params[needed]:
+            option, other = (f"--{each.replace('_', '-')}" for each in (name, needed))
+            raise UsageError(f"{option} is for {purpose}: give {other}, too")
 
 
 def shortened(message: str) -> str:
