@@ -321,8 +321,9 @@ def _exact_rate(given: int | str | Fraction, link: str) -> Fraction:
     except (ValueError, ZeroDivisionError, TypeError):
         rate = Fraction(0)
     if isinstance(given, float) or rate <= 0 or max(rate.numerator, rate.denominator) >= _MOST_OF_RATE:
+        possible = "2, 0.4 or 2/5" if isinstance(given, str) else "2, '0.4' or Fraction(2, 5)"
         raise UsageError(
-            f"rate {given!r:.80} of link {link}: write a positive exact number such as 2, '0.4' or "
-            "Fraction(2, 5), of at most 30 digits"
+            f"rate {given!r:.80} of link {link}: write a positive exact number such as {possible}, "
+            "of at most 30 digits"
         )
     return rate

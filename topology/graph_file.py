@@ -3,7 +3,7 @@
 Nodes that are whole numbers are servers, any other name is a switch. An edge of two servers is a cable, one
 of a server and a switch a NIC. `capacity` is the rate of the NIC, or of both NICs of a cable, in units of B.
 
-    # a list of edges: two nodes and perhaps a capacity on each line
+    # a list of edges: two nodes and perhaps a rate on each line
     0 rack-a
     1 rack-a
     0 1 2/5
@@ -76,7 +76,10 @@ def _of_lines(data: str) -> Iterator[_Edge]:
         if not words:
             continue
         if len(words) not in (2, 3):
-            raise UsageError(f"line {number}, '{line.strip():.60}': write two nodes and perhaps a capacity")
+            raise UsageError(
+                f"line {number}, '{line.strip():.60}': write two nodes and perhaps a rate such as 2, 0.4 "
+                "or 2/5"
+            )
         yield _Edge((words[0], words[1]), words[2] if len(words) == 3 else "")
 
 
@@ -88,7 +91,7 @@ def _of_json(data: str) -> Iterator[_Edge]:
         raise UsageError(f"it is no JSON: {error}") from None
     edges = content.get("edges", content.get("links")) if isinstance(content, dict) else None
     if not isinstance(edges, list):
-        raise UsageError('JSON has a list "edges" of [node, node] or [node, node, capacity]')
+        raise UsageError('JSON has a list "edges" of [node, node] or [node, node, rate]')
     read = map(_edge_of_json, edges)
     yield from _both_ways(read) if content.get("directed") is True else read
 
@@ -101,7 +104,7 @@ def _edge_of_json(edge: Any) -> _Edge:
             return _edge(a, b, rate)
         case {"source": a, "target": b}:
             return _edge(a, b, edge.get("capacity", ""))
-    raise UsageError(f"{json.dumps(edge):.60} is no edge: write [node, node, capacity]")
+    raise UsageError(f"{json.dumps(edge):.60} is no edge: write [node, node, rate]")
 
 
 def _of_graphml(data: str) -> Iterator[_Edge]:
@@ -130,7 +133,7 @@ def _edge(a: Any, b: Any, rate: Any) -> _Edge:
         if isinstance(node, bool) or not isinstance(node, str | int):
             raise UsageError(f"{node!r:.60} is no node: write a whole number or a name")
     if isinstance(rate, bool) or not isinstance(rate, str | int | float):
-        raise UsageError(f"{rate!r:.60} is no capacity: write a positive number")
+        raise UsageError(f"{rate!r:.60} is no rate: write a positive number")
     return _Edge((str(a).strip(), str(b).strip()), str(rate).strip())
 
 

@@ -144,9 +144,15 @@ def test_rates_are_exact_and_part_of_the_value():
     assert str(fabric.without("server:8")) == "bcube:3x2 with 2 link(s) of other rates without server:8"
 
 
-@pytest.mark.parametrize("rate", [0, -1, 0.5, "fast", "1/0"])
-def test_rates_that_are_none(rate):
-    with pytest.raises(UsageError, match="write a positive exact number"):
+@pytest.mark.parametrize(
+    ("rate", "possible"),
+    [
+        *((given, r"2, '0\.4' or Fraction\(2, 5\)") for given in (0, -1, 0.5)),
+        *((given, "2, 0.4 or 2/5") for given in ("fast", "1/0", "0")),
+    ],
+)
+def test_rates_that_are_none(rate, possible):
+    with pytest.raises(UsageError, match=f"write a positive exact number such as {possible}, of at most"):
         bcube(3, 2).with_rates({(0, 0): rate})
 
 

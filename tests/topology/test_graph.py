@@ -162,12 +162,19 @@ def test_what_is_wrong_with_a_notation(text: str, said: str) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("rate", ["2", "0.4", "2/5"])
+def test_rates_that_a_message_recommends_are_taken(tmp_path: Path, rate: str) -> None:
+    (tmp_path / "a.txt").write_text(f"0 1 {rate}")
+    assert graph_of(str(tmp_path / "a.txt")).rate(0, 0) == Fraction(rate)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
         ("a.txt", "", "needs servers"),
-        ("a.txt", "0 1 2 3", "line 1, '0 1 2 3': write two nodes"),
-        ("a.txt", "0 1 -2", "write a positive exact number"),
+        ("a.txt", "0 1 2 3", "line 1, '0 1 2 3': write two nodes and perhaps a rate such as 2, 0.4 or 2/5"),
+        ("a.txt", "0 1 -2", "write a positive exact number such as 2, 0.4 or 2/5, of at most 30 digits"),
+        ("a.txt", "0 1 '0.4'", "write a positive exact number such as 2, 0.4 or 2/5, of at most 30 digits"),
         ("a.txt", "0 1 fast", "write a positive exact number"),
         ("a.txt", "0 a\n1 a\na b\n2 b", "switches a and b are joined"),
         ("a.txt", "0 a\n0 a\n1 a", "server 0 is on one switch twice"),
@@ -177,9 +184,9 @@ def test_what_is_wrong_with_a_notation(text: str, said: str) -> None:
         ("a.json", "{", "it is no JSON"),
         ("a.json", "[" * 100_000, "it is no JSON"),
         ("a.json", "[]", 'has a list "edges"'),
-        ("a.json", '{"edges": [[0]]}', "[0] is no edge"),
+        ("a.json", '{"edges": [[0]]}', "[0] is no edge: write [node, node, rate]"),
         ("a.json", '{"edges": [[0, 1.5]]}', "1.5 is no node"),
-        ("a.json", '{"edges": [[0, 1, null]]}', "None is no capacity"),
+        ("a.json", '{"edges": [[0, 1, null]]}', "None is no rate"),
         ("a.json", '{"edges": [[0, 1, 0]]}', "write a positive exact number"),
         ("a.json", '{"edges": [[0, 1, 1e999]]}', "write a positive exact number"),
         ("a.graphml", "<graphml>", "it is no GraphML"),
