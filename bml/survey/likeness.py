@@ -47,6 +47,10 @@ class Likeness(NamedTuple):
     n_symmetries: int
     most_failures: float
 
+    def compares(self, n_failures: int) -> bool:
+        """Whether sets of so many failures are compared at all."""
+        return self.n_symmetries > 1 and n_failures <= self.most_failures
+
 
 def likeness(fabric: Fabric) -> Likeness:
     """Return how sets of failures of this fabric are compared.

@@ -37,6 +37,32 @@ def test_tables_of_fabrics_of_one_size_and_a_picture(tmp_path):
     assert picture.read_text().startswith("<?xml")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("graph:0-1,1-2,2-0", "--survey", "1"),
+        ("graph:0-1,1-2,2-0", "--survey", "2", "--samples", "20"),
+        ("bcube:2x2", "--survey", "1", "--fail", "server:0"),
+        ("fattree:4/8", "--survey", "1"),
+    ],
+)
+def test_parts_are_not_said_to_be_alike_or_not_where_no_symmetry_is_looked_for(arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "worst with 1 dead:" in result.output
+    assert "like this" not in result.output
+    assert "alike" not in result.output
+
+
+def test_sets_of_more_failures_than_are_compared_are_not_said_to_be_unlike_others():
+    result = run("switch:4", "--survey", "7")
+    assert result.exit_code == 0, result.output
+    compared, _, others = result.output.partition("worst with 7 dead:")
+    assert compared.count("like this)") == 18
+    assert "falls apart" in others
+    assert "like this" not in others
+
+
 def test_numbers_are_whole_where_the_output_is_no_terminal():
     result = run("bcube:2x2", "--survey", "4", "--samples", "20")
     assert result.exit_code == 0, result.output

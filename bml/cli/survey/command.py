@@ -22,6 +22,7 @@ from bml.cli.printed import check_writable
 from bml.flows.prices import equal_in_size
 from bml.io.workers import workers
 from bml.survey.cost import Cost, cost_of
+from bml.survey.likeness import likeness
 from bml.survey.reliability import Expected, dead_shares, expected, read_hours
 from bml.survey.sets import parts_of
 from bml.survey.survey import Case, Interval, Row, Survey, survey
@@ -167,14 +168,17 @@ def _show(surveyed: Survey, weighed: Expected | None, seconds: float) -> None:
         )
     console.print(table)
     console.print("Times of the survivors in T = P/B; the last column: the largest ratio to a proved bound.")
+    alike = likeness(surveyed.fabric)
+    like = "Of sets that are alike one is planned; times of the others may differ by 1 %."
     console.print(
-        "All sets of as many servers, links and switches are equally likely. "
-        "Of sets that are alike one is planned; times of the others may differ by 1 %."
+        "All sets of as many servers, links and switches are equally likely.",
+        *([like] if alike.compares(1) else []),
     )
     if isinstance(surveyed.fabric.wiring, FatTree):
         console.print("Switches inside the Fat-Tree are not among them.")
     for row in surveyed.rows[1:]:
-        worst = (_worst(case, row) for case in row.worst(_WORST))
+        compared = alike.compares(row.n_failures)
+        worst = (_worst(case, row, compared) for case in row.worst(_WORST))
         console.print(f"worst with {row.n_failures} dead:", *worst, sep="\n  ", soft_wrap=True)
     if weighed is not None:
         span = _span(weighed.low, weighed.high)
@@ -184,14 +188,15 @@ def _show(surveyed: Survey, weighed: Expected | None, seconds: float) -> None:
     console.print()
 
 
-def _worst(case: Case, row: Row) -> str:
+def _worst(case: Case, row: Row, compared: bool) -> str:
     names = ", ".join(str(failure) for failure in sorted(case.failures))
     like = f"{case.n_like} like this" if case.n_like > 1 else "no other like this"
     if not row.exact:
         like = f"{case.n_like} like this of {row.n_counted} drawn"
+    ending = f" ({like})" if compared else ""
     if case.cost.gst is None:
-        return f"{names}: falls apart, {case.cost.largest} of {case.cost.survivors} stay together ({like})"
-    return f"{names}: {_time(float(case.cost.gst))} T, {case.cost.survivors} survivors ({like})"
+        return f"{names}: falls apart, {case.cost.largest} of {case.cost.survivors} stay together{ending}"
+    return f"{names}: {_time(float(case.cost.gst))} T, {case.cost.survivors} survivors{ending}"
 
 
 def _time(value: float | None) -> str:
