@@ -101,11 +101,24 @@ def test_a_file_in_the_place_of_the_folder_is_refused_before_anything_runs(tmp_p
     assert taken.read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_written_is_refused() -> None:
-    result = run("switch-count", "--out", "/proc/figures")
-    assert result.exit_code in (1, 2)
-    assert "/proc" in result.stderr
-    assert "Traceback" not in result.stderr
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs() -> None:
+    for out in ("/proc/figures", "/proc/new/figures"):
+        result = run("switch-count", "--out", out)
+        assert result.exit_code == 2
+        assert f"--out {out} cannot be used, as /proc may not be written (" in result.stderr
+        assert "1 of" not in result.stderr
+
+
+def test_a_link_to_nothing_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nothing")
+    for out in (link, link / "below"):
+        result = run("switch-count", "--out", str(out))
+        assert result.exit_code == 2
+        assert f"as {link} is no folder: choose another folder" in result.stderr
+        assert "1 of" not in result.stderr
+    link.unlink()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_all_files_are_written_or_those_of_before_stay(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -62,11 +62,13 @@ def check_folder(folder: Path) -> None:
     """Raise UsageError if files cannot be written into a folder. It is not made yet."""
     above = folder.absolute()
     try:
-        while not above.exists():
+        while not (above.exists() or above.is_symlink()):
             above = above.parent
-        usable = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be used: {error.strerror or error}") from None
-    if not usable:
-        why = "may not be written" if above.is_dir() else "is no folder"
-        raise UsageError(f"--out {folder} cannot be used, as {above} {why}: choose another folder")
+    try:
+        # Only a trial tells: /proc has the permissions, and no folder can be made in it.
+        TemporaryDirectory(prefix=".figures-", dir=above).cleanup()
+    except OSError as error:
+        why = f"may not be written ({error.strerror or error})" if above.is_dir() else "is no folder"
+        raise UsageError(f"--out {folder} cannot be used, as {above} {why}: choose another folder") from None
