@@ -117,7 +117,7 @@ def test_what_cannot_be_converted_is_told(tmp_path: Path) -> None:
     for there in (tmp_path, tmp_path / "file"):
         with pytest.raises(UsageError, match="is there and has files: give a new folder"):
             bml.torch.export_checkpoint(kept, there)
-    with pytest.raises(UsageError, match="the checkpoint cannot be written to /proc/none"):
+    with pytest.raises(UsageError, match=r"^the checkpoint cannot be written to /proc/none: [\w ]+$"):
         bml.torch.export_checkpoint(kept, "/proc/none")
     with pytest.raises(UsageError, match=r"cannot be read in .*none"):
         bml.torch.import_checkpoint(tmp_path / "none", tmp_path / "back")
@@ -141,7 +141,7 @@ def test_what_cannot_be_converted_is_told(tmp_path: Path) -> None:
         kept_data = data.read_bytes()
         for n in (0, len(kept_data) // 2):
             data.write_bytes(kept_data[:n])
-            with pytest.raises(UsageError, match=r"the checkpoint cannot be read in .*exported: "):
+            with pytest.raises(UsageError, match=r"^the checkpoint cannot be read in .*exported: \w.*\w.*$"):
                 bml.torch.import_checkpoint(tmp_path / "exported", tmp_path / "back")
         data.write_bytes(kept_data)
     assert not (tmp_path / "back").exists()

@@ -115,5 +115,12 @@ def _carry_out(act: Any, what: str) -> Any:
             warnings.simplefilter("ignore")  # it says that this is a single process
             return act()
     except (Exception, dcp.CheckpointException) as error:  # files are pickles: damaged ones raise anything
-        text = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise UsageError(f"the checkpoint cannot be {what}: {text}") from error
+        raise UsageError(f"the checkpoint cannot be {what}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The reason in one line. torch's own exception holds that of each rank, here of one, and tracebacks."""
+    if isinstance(error, dcp.CheckpointException) and error.failures:
+        error, _ = next(iter(error.failures.values()))
+    text = why(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}".rstrip(": ")
+    return " ".join(text.split())
