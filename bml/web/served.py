@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-from bml.errors import BmlError, FabricError, UsageError
+from bml.errors import BmlError, FabricError
 from bml.io.forks import close_on_fork
 from bml.topology import parse
 from bml.web import model
@@ -44,7 +44,7 @@ _LOG_HTTP.propagate = False  # what strangers send says nothing to the user of t
 class ServedPage:
     """The page of one job, in a thread of its own; `url` has the token.
 
-    Opens the port at once, 0: a free one. Raises UsageError if it is taken. `injects`: whether the page may
+    Opens the port at once, 0: a free one. Raises FabricError if it is taken. `injects`: whether the page may
     inject faults.
     """
 
@@ -222,7 +222,7 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
-        raise UsageError(f"port {port} of 127.0.0.1 {why}; --web alone takes a free one") from None
+        raise FabricError(f"port {port} of 127.0.0.1 {why}; --web alone takes a free one") from None
     listening.setblocking(False)
     return listening
 

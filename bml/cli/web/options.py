@@ -47,7 +47,7 @@ def web_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def served(port: int | None, injects: bool, say: Callable[[str], None]) -> Iterator[ServedPage | None]:
     """Serve a page meanwhile, and say where; None without a port.
 
-    Raises UsageError if the port is taken, or faults are to be injected from no page.
+    Raises FabricError if the port is taken, UsageError if faults are to be injected from no page.
     """
     if port is None:
         if injects:
