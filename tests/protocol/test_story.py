@@ -26,9 +26,8 @@ def told(*moments: Moment, views: tuple[Seen, ...] = ()) -> Told:
     return Told(parse("bcube:3x2"), (), moments, shown, frozenset(range(9)))
 
 
-def lost(observer: int, at_s: float) -> Moment:
-    why = f"server {observer} lost its connection to server 4"
-    return Moment(at_s, observer, msg.Suspect(observer, 4, 0, "reset", 0.0, why))
+def lost(observer: int, at_s: float, kind: str = "reset") -> Moment:
+    return Moment(at_s, observer, msg.Suspect(observer, 4, 0, kind, 0.0, "why"))
 
 
 ABORTED = Moment(101.5, 0, msg.Abort(0, "too-few", ENDED))
@@ -61,3 +60,23 @@ def test_a_part_that_went_is_told_by_its_view(moments: tuple[Moment, ...]) -> No
     lines = explain(told(lost(3, 101.0), *moments, views=views), "server:4")
     assert lines[0] == "server:4 went in view 2, after step 10: server 4 is dead"
     assert "it is still out at the end of the recording" in lines
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_one", "of_two"),
+    [
+        ("silence", "hears nothing", "hear nothing"),
+        ("reset", "lost its connections", "lost their connections"),
+        ("stall", "has connections that stand still", "have connections that stand still"),
+        ("own-nic", "has no carrier", "have no carrier"),
+    ],
+)
+def test_verbs_fit_the_number_of_servers(kind: str, of_one: str, of_two: str) -> None:
+    one, other = lost(3, 101.0, kind), lost(5, 101.0, kind)
+    assert explain(told(one), "server:4")[1] == f"+0.000 s server 3 {of_one}: why"
+    assert explain(told(one, other), "server:4")[1] == f"+0.000 s servers 3, 5 {of_two} (until +0.000 s): why"
+
+
+def test_one_server_that_says_it_twice_is_one() -> None:
+    twice = told(lost(3, 101.0, "silence"), lost(3, 101.0, "silence"))
+    assert explain(twice, "server:4")[1] == "+0.000 s server 3 hears nothing (until +0.000 s): why"

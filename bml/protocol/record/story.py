@@ -21,11 +21,12 @@ _MOST_LINES = 20
 _MOST_BEFORE = 4
 """Of earlier times at which the part went, so many get a line."""
 _KINDS = {
-    "silence": "hear nothing",
-    "reset": "lost their connections",
-    "stall": "have connections that stand still",
-    "own-nic": "have no carrier",
+    "silence": ("hears nothing", "hear nothing"),
+    "reset": ("lost its connections", "lost their connections"),
+    "stall": ("has connections that stand still", "have connections that stand still"),
+    "own-nic": ("has no carrier", "have no carrier"),
 }
+"""What one server says of itself, and what several say."""
 
 
 class Moment(NamedTuple):
@@ -209,9 +210,10 @@ def _suspicions(suspicions: Iterable[Moment], zero_s: float) -> Iterator[tuple[f
             by_kind.setdefault(each.what.kind, []).append((each, each.what))
     for kind, found in by_kind.items():
         (first, said), (last, _) = found[0], found[-1]
-        who = _servers({each.server for each, _ in found})
+        servers = {each.server for each, _ in found}
+        does = _KINDS.get(kind, (kind, kind))[len(servers) > 1]
         until = f" (until {_time(last.at_s, zero_s)})" if len(found) > 1 else ""
-        yield first.at_s, f"{_time(first.at_s, zero_s)} {who} {_KINDS.get(kind, kind)}{until}: {said.why}"
+        yield first.at_s, f"{_time(first.at_s, zero_s)} {_servers(servers)} {does}{until}: {said.why}"
 
 
 def _asked(freezes: list[Moment], zero_s: float) -> Iterator[tuple[float, str]]:
