@@ -40,13 +40,13 @@ class Case(NamedTuple):
     link_rates: tuple[str, ...] = ()
 
 
-#: A slow NIC has a rate that jobs plan with as it is: a power of two.
+#: Jobs plan with the power of two below the rate of a slow NIC: this one has a tenth more than that.
 CASES = {
     "healthy": Case(),
     "server": Case("kill:4@step={step}", ("server:4",)),
     "link": Case("cut:4/0@step={step}", ("link:4/0",)),
     "switch": Case("switch:0/1@step={step}", ("switch:0/1",)),
-    "slow NIC": Case("slow:4/0@step={step},rate={eighth}", (), ("4/0=1/8",)),
+    "slow NIC": Case("slow:4/0@step={step},rate={slow}", (), ("4/0=1/8",)),
 }
 
 
@@ -63,10 +63,9 @@ def training(n_elements: int, n_steps: int, wanted: int) -> Any:
 
     def train(session: bml.Session) -> list[Step]:
         x, done = session.empty(n_elements), list[Step]()
-        x[:] = 1
         for _ in session.steps(100 * n_steps):
-            wall_s, processor_s = time.perf_counter(), time.process_time()
             x[:] = 1
+            wall_s, processor_s = time.perf_counter(), time.process_time()
             total = session.allreduce(x)
             assert total[0] == total[-1] == len(session.contributors)
             took = time.perf_counter() - wall_s, time.process_time() - processor_s
@@ -86,8 +85,8 @@ def _last(steps: list[Step]) -> list[Step]:
 def measure(network: EmulatedFabric, name: str, nbytes: int, n_steps: int) -> Row:
     """One job; times in seconds, and the share of the machine's processors that its servers took."""
     case = CASES[name]
-    eighth = f"{network.condition.rate_bit // 8000}kbit"
-    faults = [case.fault.format(step=FAULT_STEP, eighth=eighth)] if case.fault else []
+    slow = f"{network.condition.rate_bit * 11 // 80_000}kbit"
+    faults = [case.fault.format(step=FAULT_STEP, slow=slow)] if case.fault else []
     result = bml.launch(
         training(nbytes // 4, n_steps, 1 + len(faults)),
         network.fabric.name,
@@ -132,7 +131,7 @@ def simulate(network: EmulatedFabric, case: Case, nbytes: int) -> float:
 
 @click.command()
 @click.option("--fabric", "shape", default="bcube:3x2", show_default=True)
-@click.option("--rate", default="200mbit", show_default=True)
+@click.option("--rate", default="100mbit", show_default=True)
 @click.option("--size", "sizes", multiple=True, default=("16MiB", "64MiB"), show_default=True)
 @click.option("--case", "cases", multiple=True, type=click.Choice(tuple(CASES)), help="[default: all]")
 @click.option("--steps", default=7, show_default=True, help="That are measured in the last view.")
