@@ -33,7 +33,13 @@ def test_a_part_is_free_when_the_last_fault_has_let_go() -> None:
 class Bench:
     """A server whose NICs are only noted, on a clock that is turned by hand."""
 
-    def __init__(self, plan: str, joined_after: int | None = None, fabric: str = "bcube:3x2"):
+    def __init__(
+        self,
+        plan: str,
+        joined_after: int | None = None,
+        fabric: str = "bcube:3x2",
+        was_there: bool = False,
+    ):
         self.now = 0.0
         self.dead: set[object] = set()
         self._timers: list[tuple[float, int, Any]] = []
@@ -52,7 +58,7 @@ class Bench:
         actuators = Actuators(
             1, healthy, transport, poller, nothing, nothing, nothing, nothing, Slowdown(lambda: 0.0, nothing)
         )  # type: ignore[arg-type]
-        self._injection = Injection(FaultPlan.parse(plan), healthy, actuators)
+        self._injection = Injection(FaultPlan.parse(plan), healthy, actuators, was_there)
         self._injection.start(0.0, joined_after)
         self._core = SimpleNamespace(step=(joined_after or 0) + 1, phase="", view=None, progress=0.0)
 
@@ -100,6 +106,18 @@ def test_both_ends_of_a_slow_cable_pace_their_connections(fault: str, paced: set
     bench = Bench(fault)
     assert bench.until(2.0) == paced
     assert bench.until(4.0) == set()
+
+
+@pytest.mark.parametrize(("was_there", "struck"), [(False, {0}), (True, set())])
+def test_a_fault_of_the_step_under_way_strikes_no_server_that_comes_again(
+    was_there: bool, struck: set[object]
+) -> None:
+    """A spare joins within the step in which its predecessor was killed, by a fault of that step."""
+    bench = Bench("blackhole:1/0@step=6 blackhole:1/1@step=7", joined_after=5, was_there=was_there)
+    bench._core.progress = 1.0
+    assert bench.until(1.0) == struck
+    bench._core.step = 7
+    assert bench.until(2.0) == {*struck, 1}
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,16 @@ class Core(Protocol):
 
 
 class Injection:
-    """The faults that are still to come on one server (`pending`); steps are the session's, from 1."""
+    """The faults that are still to come on one server (`pending`); steps are the session's, from 1.
 
-    def __init__(self, plan: FaultPlan, fabric: Fabric, actuators: Actuators):
+    `was_there`: the job began with a server of this number. If this one joins, it takes that one's place.
+    """
+
+    def __init__(self, plan: FaultPlan, fabric: Fabric, actuators: Actuators, was_there: bool = False):
         server = self._server = actuators.server
         self._fabric = fabric
         self._actuators = actuators
+        self._was_there = was_there
         self.pending = plan.for_server(server, fabric) + plan.for_anybody
         self.struck: list[str] = []
         """Those whose time has come, as texts."""
@@ -70,14 +74,16 @@ class Injection:
         """A view is in force: times of the plan count from the first.
 
         `joined_after`: this server joined after that step, None: it was there from the beginning. What was to
-        strike before is over, but for a slow cable that stays slow: its connections are slow again.
+        strike before is over, but for a slow cable that stays slow: its connections are slow again. So is
+        what was to strike in the step under way, if this server had a predecessor, which may have died of it.
         """
         if self._started_s is not None:
             return
         self._started_s = now
         if joined_after is not None:
-            self._standing = tuple(fault for fault in self.pending if self._stands(fault, joined_after))
-            self.pending = tuple(fault for fault in self.pending if _comes(fault, joined_after))
+            over = joined_after + self._was_there
+            self._standing = tuple(fault for fault in self.pending if self._stands(fault, over))
+            self.pending = tuple(fault for fault in self.pending if _comes(fault, over))
             self.armed = bool(self.pending or self._standing)
 
     def saw(self, header: Header) -> None:

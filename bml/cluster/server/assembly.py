@@ -88,7 +88,10 @@ class Assembly(ServerShell):
             time.monotonic(), joins, spec.kept_nbytes,
         )  # fmt: skip
         self.injection = Injection(
-            spec.fault_plan(), fabric, self._actuators(server, fabric, apply_to_fabric)
+            spec.fault_plan(),
+            fabric,
+            self._actuators(server, fabric, apply_to_fabric),
+            was_there=server in spec.servers,
         )
         self.runner = make_runner(spec, self._step_host(), pages)
         self.execution = Execution(
