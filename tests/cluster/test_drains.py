@@ -55,6 +55,16 @@ def test_fewer_than_half_of_the_servers_leave_at_a_time_until_all_of_a_node_have
     assert waves == [[4, 5, 0], [1], [2], [3]], "those of the node that ends first, first"
 
 
+def test_a_server_that_has_not_heard_and_may_stay_holds_up_no_other() -> None:
+    drains = Drains()
+    drains.seen({NODE: 0}, {0: 0, 1: 0, 2: 0})
+    for server in range(3):
+        drains.lives(server, 0, (NODE, OTHER, "c" * 56)[server])
+    assert told(drains) == [0]
+    drains.seen({OTHER: 0}, {0: 0, 1: 0, 2: 0})
+    assert told(drains) == [1]
+
+
 def test_all_leave_at_once_if_all_nodes_are_draining() -> None:
     drains = Drains()
     drains.seen({NODE: 0, OTHER: 0}, {0: 0, 1: 0, 2: 0})

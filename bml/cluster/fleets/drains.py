@@ -53,7 +53,8 @@ class Drains:
     def notices(self, now_ms: float) -> Iterator[tuple[int, str]]:
         """Yield the servers that are to leave now, each with the reason."""
         ends_ms = {server: self._draining[node] for server, node in self._nodes() if node in self._draining}
-        leaving = {server for server in self._here if self._key(server) in self._told}
+        told = {server for server in self._here if self._key(server) in self._told}
+        leaving = {server for server in told if server in ends_ms or self._key(server) in self._heard}
         n_here, all_drain = len(self._here), len(leaving | ends_ms.keys()) == len(self._here)
         room = n_here if all_drain else max(1, (n_here - 1) // 2)
         for server in sorted(ends_ms, key=lambda each: (ends_ms[each] or inf, each)):
