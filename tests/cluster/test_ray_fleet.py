@@ -330,7 +330,9 @@ def test_machines_are_asked_for_while_a_server_is_missing(ray: FakeRay, requests
     assert requests[2:] == []
 
 
-def test_machines_are_given_back_at_the_end(ray: FakeRay, requests: list[Any]) -> None:
+@contextmanager
+def asking(ray: FakeRay, requests: list[Any]) -> Iterator[Any]:
+    """A fleet that has asked for a machine, as a server does not come; it is closed at the end."""
     from bml.cluster.ray.fleet import RayFleet
 
     ray.free = {"GPU": 8.0}
@@ -341,9 +343,15 @@ def test_machines_are_given_back_at_the_end(ray: FakeRay, requests: list[Any]) -
     joining = threading.Thread(target=lambda: _refused(lambda: fleet.join(1, 1, give_up)))
     joining.start()
     waits(fleet, lambda: requests)
+    yield fleet
     give_up.set()
     joining.join(10)
     fleet.close()
+
+
+def test_machines_are_given_back_at_the_end(ray: FakeRay, requests: list[Any]) -> None:
+    with asking(ray, requests):
+        pass
     assert requests == [[{"GPU": 1}] * 2, []]
 
 
@@ -355,7 +363,6 @@ def test_machines_that_cannot_be_given_back_are_said(
     caplog: pytest.LogCaptureFixture,
     fails: str,
 ) -> None:
-    from bml.cluster.ray.fleet import RayFleet
     from bml.cluster.ray.watching import cluster as watch
 
     def refuse(*_: Any) -> None:
@@ -368,23 +375,13 @@ def test_machines_that_cannot_be_given_back_are_said(
         assert goes_on.wait(20)
         return {}
 
-    ray.free = {"GPU": 8.0}
-    fleet = RayFleet(SPEC, None, prints=False, reserves=Reservation({"GPU": 1}))
-    fleet.start(b"train")
-    ray.answers.pop(("ServerActor 1", "contact"))
-    give_up = threading.Event()
-    joining = threading.Thread(target=lambda: _refused(lambda: fleet.join(1, 1, give_up)))
-    joining.start()
-    waits(fleet, lambda: requests)
-    if fails == "the look takes long":
-        monkeypatch.setattr(watch, "_ENDING_S", 0.05)
-        monkeypatch.setattr(watch, "draining_nodes", look)
-        assert looked.wait(20)
-    else:
-        monkeypatch.setattr(watch, "_request", refuse)
-    give_up.set()
-    joining.join(10)
-    fleet.close()
+    with asking(ray, requests) as fleet:
+        if fails == "the look takes long":
+            monkeypatch.setattr(watch, "_ENDING_S", 0.05)
+            monkeypatch.setattr(watch, "draining_nodes", look)
+            assert looked.wait(20)
+        else:
+            monkeypatch.setattr(watch, "_request", refuse)
     goes_on.set()
     fleet._watch._thread.join(20)
     assert "could not take back the machines" in caplog.text
@@ -395,7 +392,7 @@ def test_a_job_whose_launcher_is_on_a_draining_node_ends(ray: FakeRay, fleet: An
 
     ray.draining = {"another": 0}
     waits(fleet, lambda: fleet._watch.draining == {"another"})
-    ray.draining = {fleet._home: 0}
+    ray.draining = {fleet._watch.home: 0}
     events = waits_for(fleet, len)
     assert events == [Headless("the launcher's Ray node a is draining", 15.0)]
 

@@ -313,7 +313,7 @@ def test_a_spare_on_a_node_that_drains_takes_no_place(
     from bml.cluster.ray.watching import cluster
 
     monkeypatch.setattr(cluster, "_LOOK_S", 0.01)
-    monkeypatch.setattr(spared, "_home", "that of the launcher")
+    monkeypatch.setattr(spared._watch, "home", "that of the launcher")
     is_ready(ray)
     waits(spared, lambda: spared.spares.left == 1)
     ray.draining = {"another": 0}

@@ -104,7 +104,7 @@ class RayFleet:
         self.spec = self._spec = settled.sharing_cores() if self._one_machine else settled
         self._local = is_own or machines is not None
         own = own_machine(living)
-        self._home = node = machines.head if machines else own.node
+        self._watch.home = node = machines.head if machines else own.node
         self.spares = RaySpares(
             self._spec, self._homes, self._known, self._local, self._spare, self._one_machine
         )
@@ -242,7 +242,7 @@ class RayFleet:
         events = self._events(timeout_s)
         if head is not None and head.is_news():
             events.insert(0, Headless(head.why, head.absence.leaves_s))
-        if (end := self._watch.end_of(self._home)) is not None:
+        if (end := self._watch.take_end()) is not None:
             events.insert(0, end)
         return events
 

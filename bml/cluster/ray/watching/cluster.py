@@ -48,6 +48,9 @@ class ClusterWatch:
         self._drains, self._shortage = Drains(), Shortage()
         self.draining: frozenset[str] = frozenset()
         """Ray's ids of the nodes that were draining at the last look."""
+        self.home = ""
+        """Ray's id of the launcher's node."""
+        self._end: Headless | None = None
         self._finding: dict[Any, tuple[int, int]] = {}
         self._silent: set[str] = set()
         self._ending = threading.Event()
@@ -62,11 +65,10 @@ class ClusterWatch:
         with self._changing:
             return self._drains.made_leave(server, incarnation)
 
-    def end_of(self, node: str) -> Headless | None:
-        """The end of the job, once, if this node, the launcher's, is draining."""
-        with self._changing:
-            end = self._drains.end_of(node, time.time() * 1e3)
-        return Headless(*end) if end else None
+    def take_end(self) -> Headless | None:
+        """Return the end of the job, once, if the launcher's node was draining at a look. It never waits."""
+        end, self._end = self._end, None
+        return end
 
     @contextmanager
     def coming(self, server: int) -> Iterator[None]:
@@ -84,10 +86,10 @@ class ClusterWatch:
 
     def close(self) -> None:
         """End it, and take back what was asked for; a cluster that does not answer is not waited for."""
+        was_asked = self._shortage.is_asked
         self._ending.set()
         if self._thread.ident is None:
             return
-        was_asked = self._shortage.is_asked
         self._thread.join(_ENDING_S)
         if was_asked and self._reserves and (self._thread.is_alive() or self._shortage.is_asked):
             _LOG.warning("this job could not take back the machines that it asked Ray's autoscaler for")
@@ -116,7 +118,10 @@ class ClusterWatch:
                 self._find(server, *here[server])
             for (server, incarnation), node in self._found().items():
                 self._drains.lives(server, incarnation, node)
-            notices = list(self._drains.notices(time.time() * 1e3))
+            now_ms = time.time() * 1e3
+            notices = list(self._drains.notices(now_ms))
+            if (end := self._drains.end_of(self.home, now_ms)) is not None:
+                self._end = Headless(*end)
         for why in dict.fromkeys(why for _, why in notices):
             told = {server: actors[server] for server, said in notices if said == why}
             heard = ask_actors(told, ("leave", why), Patience(_ANSWER_S))
