@@ -10,6 +10,7 @@ plan for that view on links of the same rates.
 from __future__ import annotations
 
 import json
+import os
 import time
 from statistics import median
 from typing import Any, NamedTuple
@@ -27,8 +28,7 @@ from bml.cli.sim.options import damaged
 from bml.cluster.spec.constants import load_constants
 from bml.fabric import GOODPUT, EmulatedFabric
 
-FAULT_STEP = 3
-CORES = 2
+CORES = os.cpu_count() or 1
 Row = dict[str, Any]
 
 
@@ -43,10 +43,10 @@ class Case(NamedTuple):
 #: Jobs plan with the power of two below the rate of a slow NIC: this one has a tenth more than that.
 CASES = {
     "healthy": Case(),
-    "server": Case("kill:4@step={step}", ("server:4",)),
-    "link": Case("cut:4/0@step={step}", ("link:4/0",)),
-    "switch": Case("switch:0/1@step={step}", ("switch:0/1",)),
-    "slow NIC": Case("slow:4/0@step={step},rate={slow}", (), ("4/0=1/8",)),
+    "server": Case("kill:4@step=3", ("server:4",)),
+    "link": Case("cut:4/0@step=3", ("link:4/0",)),
+    "switch": Case("switch:0/1@step=3", ("switch:0/1",)),
+    "slow NIC": Case("slow:4/0@step=3,rate={slow}", (), ("4/0=1/8",)),
 }
 
 
@@ -86,7 +86,7 @@ def measure(network: EmulatedFabric, name: str, nbytes: int, n_steps: int) -> Ro
     """One job; times in seconds, and the share of the machine's processors that its servers took."""
     case = CASES[name]
     slow = f"{network.condition.rate_bit * 11 // 80_000}kbit"
-    faults = [case.fault.format(step=FAULT_STEP, slow=slow)] if case.fault else []
+    faults = [case.fault.format(slow=slow)] if case.fault else []
     result = bml.launch(
         training(nbytes // 4, n_steps, 1 + len(faults)),
         network.fabric.name,

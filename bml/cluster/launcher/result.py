@@ -162,7 +162,7 @@ class Result:
         folder = self.spec.keeping.folder
         if not folder:
             return "without --checkpoint nothing is left to go on from"
-        return f"go on with `bml run … --resume {folder}` when there is a Ray again"
+        return f"go on with `bml run … --resume {folder}` on a Ray that works"
 
     def _differences(self) -> str:
         """Say in what the servers that reached the end differ; empty if they do not."""

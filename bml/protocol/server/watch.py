@@ -85,7 +85,7 @@ class Watch:
         self._meter.look(watched)
 
     def handle(self, event: Proved | OwnNicLost | Losing) -> list[Instruction]:
-        """Something else was found out about NICs. What it changes is told by this call or the next ticks."""
+        """Take in what was found out about NICs. This call, or the next ticks, tell the coordinator."""
         match event:
             case Proved(peer, level):
                 self._recovery.proved(peer, level)
