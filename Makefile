@@ -8,7 +8,7 @@ export RAY_USAGE_STATS_ENABLED = 0
 # Tests start hundreds of processes, and to compile everything anew costs each of them 0.2 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-fabric test gate test-rdma test-rdma-ray test-torch test-torch-newest test-matrix soak lint docs clean
+.PHONY: demo demo-fabric test gate gate-pure gate-real gate-serial nightly test-rdma test-rdma-ray test-torch test-torch-newest test-matrix soak lint docs clean
 
 demo: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fault kill:4@step=20 --fault blackhole:2/0@step=30
@@ -20,14 +20,27 @@ demo-fabric: $(VENV)/.ready
 
 # The pure tests, and of the real ones one of each kind: real processes, sockets, namespaces, Ray.
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -n auto -m "not (real or ray or matrix or slow)"
-	$(BIN)/python -m pytest -m smoke $$(grep -rl --include='test_*.py' mark.smoke tests | sort)
+	$(BIN)/python -m pytest -n auto -m "not (real or ray or matrix or slow or serial)"
+	$(BIN)/python -m pytest $$(.ci/workers) -m "smoke and not serial" $$(grep -rl --include='test_*.py' mark.smoke tests | sort)
 
-# All the others.
-gate: $(VENV)/.ready-dev
+# All the others: long pure tests, real ones beside each other, and those that judge time, one by one.
+gate: gate-pure gate-real gate-serial
+
+gate-pure: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -n auto --durations=20 -m "slow and not (real or ray or matrix or serial)"
+
+REAL := grep -rlE --include='test_*.py' 'mark\.(real|ray|matrix)' tests | sort
+gate-real: $(VENV)/.ready-dev
 	@bash .ci/packages
-	$(BIN)/python -m pytest -n auto -m "slow and not (real or ray or matrix)"
-	$(BIN)/python -m pytest --durations=30 -m "(real or ray or matrix) and not smoke"
+	$(BIN)/python -m pytest $$(.ci/workers) --durations=20 \
+	  -m "(real or ray or matrix) and not (smoke or serial)" $$($(REAL))
+
+gate-serial: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest --durations=20 -m serial $$(grep -rl --include='test_*.py' mark.serial tests | sort)
+
+# What has no place in the gate: every case, fresh seeds, long runs, the newest PyTorch. Hours; PARTS chooses.
+nightly: $(VENV)/.ready-dev
+	$(BIN)/python tests/nightly.py $(PARTS)
 
 # RDMA in a virtual machine with soft-RoCE NICs; says so where this machine cannot run one.
 test-rdma: $(VENV)/.ready-dev
@@ -52,7 +65,7 @@ test-torch-newest: $(VENV)/.ready-dev
 
 # Every fault in every phase on every server; about half an hour on two cores.
 test-matrix: $(VENV)/.ready-dev
-	BML_MATRIX=all $(BIN)/python -m pytest tests/cluster/test_matrix.py
+	BML_MATRIX=all $(BIN)/python -m pytest $$(.ci/workers) tests/cluster/test_matrix.py
 
 # Servers that come and go at random for so long, then 1,000 view changes that must leave nothing behind.
 SECONDS ?= 600

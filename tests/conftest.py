@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest_plugins = ["gate"]
+
 # A shell without job control starts background commands with SIGINT ignored. Their children inherit that, and
 # commands under test could not be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)

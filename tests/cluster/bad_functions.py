@@ -1,6 +1,6 @@
 """Training functions that go wrong in every way, and what a job then comes to, whatever launched it.
 
-Run as a program it launches all of them by the launcher given as its argument; it prints all outcomes.
+Run as a program, `LAUNCHER NAME...`, it launches those named, and prints their outcomes.
 """
 
 from __future__ import annotations
@@ -229,8 +229,8 @@ def _said(value: Any) -> str:
     return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
 
 
-def main(launcher: str) -> None:
-    """Launch all, those on Ray on one Ray."""
+def main(launcher: str, *names: str) -> None:
+    """Launch those named, those on Ray on one Ray."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     graces._GRACE_S = GRACE_S
     if launcher == "ray":
@@ -238,8 +238,8 @@ def main(launcher: str) -> None:
 
         with ray_auth.private():
             ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    print(json.dumps({name: outcome(name, launcher) for name in TABLE}))
+    print(json.dumps({name: outcome(name, launcher) for name in names}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

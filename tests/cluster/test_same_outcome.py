@@ -16,15 +16,24 @@ import pytest
 
 LAUNCHERS = [
     pytest.param("processes", marks=[pytest.mark.real, pytest.mark.timeout(120)]),
-    pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.timeout(400)]),  # 22 jobs of some seconds each
+    pytest.param(
+        "ray", marks=[pytest.mark.ray, pytest.mark.few(6), pytest.mark.timeout(400)]
+    ),  # some seconds each
 ]
 Outcomes = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    """What came of every function."""
-    program = [sys.executable, str(Path(bad_functions.__file__)), request.param]
+    """What came of every function that a chosen test is about."""
+    names = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and item.callspec.params["outcomes"] == request.param
+    ]
+    program = [sys.executable, str(Path(bad_functions.__file__)), request.param, *names]
     shared = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory(prefix="r-") as folder:  # for what Ray leaves, with a short name
         with commands.begun(*program, env={**os.environ, "TMPDIR": folder}) as process:

@@ -44,6 +44,7 @@ def test_a_rank_is_killed_in_backward() -> None:
     check(found)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kills", [{}, {"0": 0}, {"0": 11, "3": 11}, {"1": 3, "2": 9}])
 def test_ranks_are_killed_in_backward(kills: dict[str, int]) -> None:
     found = run_group(4, f"{PROGRAM}.train", kills=kills, n_epochs=N_EPOCHS)

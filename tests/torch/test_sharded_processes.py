@@ -12,6 +12,7 @@ pytestmark = pytest.mark.real
 ALL, LEFT = [0, 1, 2, 3], [0, 1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["mesh", "gloo", "hook"])
 def test_replicas_of_shards_train_as_one_process(way: str) -> None:
     found = run_group(4, "sharded_programs.train", way=way)
@@ -20,6 +21,7 @@ def test_replicas_of_shards_train_as_one_process(way: str) -> None:
         torch.testing.assert_close(torch.tensor(rank["parameters"]), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["mesh", "gloo", "hook"])
 def test_a_replica_goes_on_without_the_other(way: str) -> None:
     """Rank 3 dies before step 5; rank 2 cannot go on without its shards, and says so."""
@@ -32,6 +34,7 @@ def test_a_replica_goes_on_without_the_other(way: str) -> None:
         assert found[rank]["contributors"] == (0,), "of its two replicas"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["mesh", "gloo"])
 def test_a_replica_is_lost_in_backward(way: str) -> None:
     found = run_group(4, "sharded_programs.train", way=way, kill=3, phase="backward")

@@ -115,6 +115,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("way", "killed"), WAYS)
 def test_any_rank_may_be_killed(way: str, killed: int, tmp_path: Path) -> None:
     with started(tmp_path, way) as processes:

@@ -1,0 +1,145 @@
+"""How the gate runs the tests: one seed for all that they draw, samples of long lists, the longest tests first.
+
+- **Seed.** It is made from the files of bml and tests, so a run can be repeated from its commit, and what it
+  draws changes with what it judges. BML_FAULT_SEED sets another. It is printed at the top and at the bottom,
+  with the command that repeats each failure.
+- **Samples.** Of the cases of a test marked `few(n)`, n drawn from the seed run; all with BML_TESTS=all.
+- **Order.** Tests with the longest time limits begin first, so that no core waits at the end for a late one.
+- **Groups.** pytest-xdist hands out one test at a time (--dist loadgroup), and a file whose tests share a
+  fixture of the module as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+_ROOT = Path(__file__).resolve().parents[1]
+_SEED = "BML_FAULT_SEED"
+_ALL = os.environ.get("BML_TESTS") == "all"
+
+
+def seed_from(root: Path) -> int:
+    """A number from the names and the bytes of what is tested and of its tests."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in ("bml", "tests") for path in (root / folder).rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return int.from_bytes(digest.digest()[:4], "big") >> 1
+
+
+if not os.environ.get(_SEED):
+    os.environ[_SEED] = str(seed_from(_ROOT))  # for workers of pytest-xdist and for commands that tests start
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from hypothesis import core
+
+    if config.getoption("hypothesis_seed", None) is None:
+        core.global_force_seed = int(os.environ[_SEED])
+    config.stash[_STARTED] = (time.monotonic(), _processor_s())
+
+
+_STARTED = pytest.StashKey[tuple[float, float]]()
+
+
+def _processor_s() -> float:
+    """Seconds that all cores together were busy since the machine started; 0.0 where nobody counts them."""
+    try:
+        ticks = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    except OSError:
+        return 0.0
+    return (sum(ticks[:8]) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = items if _ALL else drawn(items, int(os.environ[_SEED]))
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = sorted(chosen, key=lambda item: -_limit_s(item, config))  # stable: files stay together
+
+
+def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
+    """The items without those cases of tests marked `few` that are not drawn."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault(_function(item), []).append(item)
+    left_out: set[pytest.Item] = set()
+    for function, among in cases.items():
+        marker = among[0].get_closest_marker("few")
+        assert marker
+        (n_taken,) = marker.args
+        rng = random.Random(f"{seed}:{function}")
+        left_out.update(set(among) - set(rng.sample(among, min(n_taken, len(among)))))
+    return [item for item in items if item not in left_out]
+
+
+def _function(item: pytest.Item) -> str:
+    """The test without its case: file and name, the same from every folder and in every worker."""
+    return f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+
+
+def _limit_s(item: pytest.Item, config: pytest.Config) -> float:
+    marker = item.get_closest_marker("timeout")
+    if marker is None:
+        return float(config.getini("timeout"))
+    return float(marker.args[0] if marker.args else marker.kwargs["timeout"])
+
+
+class Groups(LoadScopeScheduling):
+    """Hands out tests one at a time, in their order; those that share a fixture of their module together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if shares_a_fixture(_ROOT / file) else nodeid
+
+
+@cache
+def shares_a_fixture(path: Path) -> bool:
+    """Whether a fixture of the test file is made once for all of its tests."""
+    return path.is_file() and re.search(r"""scope\s*=\s*["']module["']""", path.read_text()) is not None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return Groups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+def pytest_report_header() -> str:
+    return _seed_line()
+
+
+def _seed_line() -> str:
+    cases = "all cases" if _ALL else "samples where marked few"
+    return f"seed of all that is drawn: {os.environ[_SEED]} ({_SEED}), {cases}"
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return
+    failed = [each.nodeid for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, ())]
+    terminalreporter.write_line(_seed_line())
+    terminalreporter.write_line(_idle_line(*config.stash[_STARTED]))
+    for nodeid in dict.fromkeys(failed):
+        terminalreporter.write_line(f"repeat with: {repeating(nodeid)}")
+
+
+def repeating(nodeid: str) -> str:
+    """The command that runs a test again as it was run."""
+    every = "BML_TESTS=all " if _ALL else ""
+    return f"{every}{_SEED}={os.environ[_SEED]} .venv/bin/python -m pytest '{nodeid}'"
+
+
+def _idle_line(began_s: float, busy_before_s: float) -> str:
+    took_s, n_cores = time.monotonic() - began_s, os.cpu_count() or 1
+    idle = 1 - (_processor_s() - busy_before_s) / (took_s * n_cores)
+    return f"idle share of the {n_cores} cores: {max(0.0, idle):.0%} of {took_s:.0f} s"
