@@ -1,4 +1,4 @@
-"""How the gate runs the tests: one seed for all that they draw, samples of long lists, the longest tests first.
+"""How the gate runs tests: one seed for all that they draw, samples of long lists, the longest tests first.
 
 - **Seed.** It is made from the files of bml and tests, so a run can be repeated from its commit, and what it
   draws changes with what it judges. BML_FAULT_SEED sets another. It is printed at the top and at the bottom,

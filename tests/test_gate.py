@@ -1,0 +1,111 @@
+"""How the gate chooses and orders tests, and what the nightly run writes down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gate
+import nightly
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+_FILE = """
+import pytest
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("n", range(20))
+def test_drawn(n):
+    pass
+
+@pytest.mark.parametrize("n", range(4))
+def test_all(n):
+    pass
+
+@pytest.mark.timeout(500)
+def test_long():
+    pass
+
+def test_red():
+    assert 1 == 2
+"""
+
+
+def collected(folder: Path, seed: int, *options: str, cwd: Path | None = None, **settings: str) -> list[str]:
+    """The tests of the file, in the order in which they would run."""
+    said = ran(folder, seed, "--collect-only", *options, cwd=cwd, **settings).stdout
+    return [line.partition("::")[2] for line in said.splitlines() if "::" in line]
+
+
+def ran(
+    folder: Path, seed: int, *options: str, cwd: Path | None = None, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "gate", "-p", "no:cacheprovider", "--noconftest"]
+    environment = {**os.environ, "PYTHONPATH": f"{_ROOT / 'tests'}:{_ROOT}", "BML_FAULT_SEED": str(seed)}
+    environment |= {"BML_TESTS": "", **settings}
+    return subprocess.run(
+        [*program, "-c", str(_ROOT / "pyproject.toml"), f"--rootdir={cwd or folder}", *options, str(folder)],
+        env=environment,
+        cwd=cwd or folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "test_some.py").write_text(_FILE)
+    return tmp_path
+
+
+def test_few_cases_are_drawn_by_the_seed_alone_and_the_longest_come_first(folder: Path) -> None:
+    chosen = collected(folder, 7)
+    assert chosen[0] == "test_long"
+    assert len([each for each in chosen if each.startswith("test_drawn")]) == 3
+    assert len([each for each in chosen if each.startswith("test_all")]) == 4
+    assert collected(folder, 7, cwd=folder.parent) == chosen, "drawn by the folder, too"
+    assert {tuple(collected(folder, seed)) for seed in (8, 9)} != {tuple(chosen)}
+    assert len(collected(folder, 7, BML_TESTS="all")) == 20 + 4 + 2
+
+
+def test_a_failure_is_printed_with_the_command_that_repeats_it(folder: Path) -> None:
+    end = ran(folder, 11, "-n", "2", "--dist", "loadgroup")
+    assert end.returncode == 1
+    assert "BML_FAULT_SEED=11 .venv/bin/python -m pytest 'test_some.py::test_red'" in end.stdout
+    assert "seed of all that is drawn: 11" in end.stdout
+    assert "1 failed, 8 passed" in end.stdout
+
+
+def test_the_seed_follows_from_what_is_tested(tmp_path: Path) -> None:
+    (tmp_path / "bml").mkdir()
+    (tmp_path / "bml" / "a.py").write_text("a = 1\n")
+    before = gate.seed_from(tmp_path)
+    assert before == gate.seed_from(tmp_path)
+    (tmp_path / "bml" / "a.py").write_text("a = 2\n")
+    assert gate.seed_from(tmp_path) != before
+
+
+def test_a_file_with_a_fixture_of_its_module_stays_together(tmp_path: Path) -> None:
+    (tmp_path / "shares.py").write_text("@pytest.fixture(scope='module', params=[1])\n")
+    (tmp_path / "alone.py").write_text("@pytest.fixture(scope='function')\n")
+    assert gate.shares_a_fixture(tmp_path / "shares.py")
+    assert not gate.shares_a_fixture(tmp_path / "alone.py")
+
+
+def test_a_part_of_the_nightly_run_has_one_row_in_the_order_of_the_parts() -> None:
+    page = f"Text.\n\n{nightly.HEAD}| soak | old |\n\n## Next\n"
+    page = nightly.with_row(page, "check", "| check | new |")
+    page = nightly.with_row(page, "soak", "| soak | newer |")
+    assert page == f"Text.\n\n{nightly.HEAD}| check | new |\n| soak | newer |\n\n## Next\n"
+    with pytest.raises(ValueError, match="has no table"):
+        nightly.with_row("Text.", "check", "| check |")
+
+
+def test_the_page_has_the_table_and_every_part_a_command() -> None:
+    assert nightly.HEAD in nightly.PAGE.read_text()
+    assert nightly.command_of("check", 100) == ".venv/bin/bml check --seeds 100:20100"
+    assert nightly.main(["nonsense"]) == 2
