@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import judged_durations
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -484,3 +485,35 @@ def test_the_check_finds_types_that_are_described_late() -> None:
     assert described_late("made_up", ast.parse("def f(b):\n    return msgspec.convert(b, T)"))
     assert not described_late("made_up", ast.parse("_decode = msgspec.json.Decoder(T).decode"))
     assert not described_late("made_up", ast.parse("def f(b):\n    return msgspec.json.decode(b)"))
+
+
+def test_no_test_beside_others_judges_a_duration() -> None:
+    """Others run beside it on the same cores. Ask for an order, a cause or a number; else mark it serial."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line in judged_durations.judged(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("def test():\n    a = time.monotonic()\n    assert time.monotonic() - a < 5", [3]),
+        (
+            "def test():\n    a = perf_counter()\n    b = perf_counter() - a\n    assert 3 > 2 * b",
+            [4],
+        ),
+        ("def f():\n    return time.time() - begun\n\ndef test():\n    assert max(f(), 1) <= 2.0", [5]),
+        ("LIMIT = 3\ndef test():\n    took = time.time() - 1\n    assert 0 < took < LIMIT", [4]),
+        ("@pytest.mark.real\ndef test():\n    assert view['noticed_s'] < 1.5", [3]),
+        ("pytestmark = [pytest.mark.real]\ndef test():\n    assert max(gaps) < LIMIT", [3]),
+        ("def test():\n    assert simulated['noticed_s'] < 1.5", []),
+        ("@pytest.mark.serial('a rate')\ndef test():\n    assert time.time() - a < 5", []),
+        ("def test():\n    n, took = 1, time.time() - 1\n    assert n < 5", []),
+        ("def test():\n    assert 2 < time.time() - a < 30", []),
+    ],
+)
+def test_judged_durations_are_found(source: str, lines: list[int]) -> None:
+    assert judged_durations.judged(source) == lines

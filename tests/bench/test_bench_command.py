@@ -52,6 +52,7 @@ def test_help_has_examples():
     assert bench("--calibrate", "allreduce").exit_code == 2
 
 
+@pytest.mark.serial("what is measured has a size")
 @pytest.mark.real
 def test_calibration_is_stored_where_plan_reads_it(tmp_path, monkeypatch):
     monkeypatch.setenv("BML_CONSTANTS", str(tmp_path / "constants.json"))
@@ -63,7 +64,7 @@ def test_calibration_is_stored_where_plan_reads_it(tmp_path, monkeypatch):
     assert 1e-6 < constants.alpha_s < 0.1
     assert 0 < constants.beta_s < 1e-6
     assert constants.alpha_s == pytest.approx(printed["constants"]["alpha_s"], rel=1e-3)
-    assert printed["seconds"] < 30
+    assert 0 < printed["seconds"] < 60
     planned = CliRunner().invoke(main, ["plan", "bcube:3x2", "--bytes", "4KiB", "--json"])
     assert json.loads(planned.stdout)["constants"] == source
 

@@ -21,7 +21,7 @@ N_SAMPLES, GLOBAL_BATCH, SEED, LENGTH = 720, 72, 3, 3000
 ENDLESS = 1_000_000
 #: Faults strike only while so many servers are there: a view must keep more than half of the one before.
 FEWEST = 6
-HANG_S = 15.0
+HANG_S = 30.0
 #: A link that failed often is trusted again after 32 s; somebody may have to wait for that to be let in.
 WAIT_S = 45.0
 _COMMIT = "=qd"  # step, when: of the log that every server writes

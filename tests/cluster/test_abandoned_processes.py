@@ -21,7 +21,7 @@ from bml.train.keeping.resuming import newest_whole
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(100)]
 FABRIC = "bcube:2x2"
-ENDS_S = 15.0
+ENDS_S = 30.0
 """Servers have ended by then: they are given 60 s, and take less than one."""
 EMBEDDED = f"""
 import sys
@@ -89,5 +89,6 @@ def test_an_embedded_job_leaves_a_checkpoint(
     assert 6 <= step <= key.steps
 
 
+@pytest.mark.serial("all end at once, in less than the patience of servers without a coordinator")
 def test_without_checkpoints_all_end_at_once(tmp_path: Path) -> None:
     assert killed(tmp_path, signal.SIGKILL, os.kill, "tcp") < 5.0

@@ -15,6 +15,7 @@ COMPUTE_S, SHARE, STEPS = 0.06, 0.9, 12
 BUSY_S = COMPUTE_S / (1 - SHARE)
 
 
+@pytest.mark.serial("a busy server takes a share of the time longer")
 def test_a_busy_server_computes_slowly_for_a_time_and_is_not_missed() -> None:
     def train(session: bml.Session) -> list[float]:
         took, since = [], time.monotonic()

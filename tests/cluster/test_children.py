@@ -104,7 +104,7 @@ def test_a_child_that_is_no_daemon_goes_on_and_the_job_does_not_wait_for_it(fold
 
     begun = time.monotonic()
     jobs.launch(train, "bcube:2x1")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
     (child,) = noted(folder)
     assert child.status() != psutil.STATUS_ZOMBIE
 

@@ -23,7 +23,7 @@ from bml.transport.handshake import control
 from bml.transport.handshake.auth import Identity
 
 SPEC = JobSpec("bcube:2x1", job="crafted", token=b"token")
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ class Imports:
 def _load(lock: Path) -> Path:
     with suppress(FileExistsError):
         lock.touch(exist_ok=False)
-        time.sleep(1.2)
+        time.sleep(4.5)
     return lock
 
 
@@ -85,7 +85,7 @@ def test_a_server_that_imports_for_long_is_waited_for(tmp_path: Path) -> None:
         assert Path(str(imports)).exists()
         return float(session.allreduce(np.ones(1))[0])
 
-    result = jobs.launch(train, "bcube:2x2", detect_s=0.2)
+    result = jobs.launch(train, "bcube:2x2", detect_s=1.0)
     assert result.values == dict.fromkeys(range(4), 4.0)
 
 

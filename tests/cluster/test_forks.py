@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
 ]
 
-DETECT_S = 4.0
+DETECT_S = 30.0
 """Silence tells after this time: a death of which is known sooner was seen, however busy the machine is."""
 STEPS = 400
 CHILD_S = 60

@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 DELAY_S, FOR_S = 0.1, 1.5
 
 
+@pytest.mark.serial("what a NIC with jitter carries is late")
 def test_what_a_nic_with_jitter_carries_is_late_and_nobody_is_lost() -> None:
     def train(session: bml.Session) -> list[float]:
         took, since = [], time.monotonic()

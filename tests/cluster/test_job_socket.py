@@ -148,6 +148,6 @@ def test_a_job_removes_the_doors_of_dead_ones(tmp_path: Path, monkeypatch: pytes
     with busy, waiting:
         door = JobSocket.open("bml-1", lambda request: {})
         assert door is not None
-        assert time.monotonic() - begun < 20.0
+        assert time.monotonic() - begun < 30.0
         assert {path.stem for path in (tmp_path / "bml").iterdir()} == {"bml-1", "bml-busy"}
         door.close()

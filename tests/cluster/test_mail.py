@@ -20,7 +20,7 @@ from bml.cluster.process.logs import LogsAside
 from bml.cluster.process.mail import Inbox, Outbox, receive
 from bml.errors import StartError
 
-WITHIN_S = 10.0
+WITHIN_S = 30.0
 BULK = b"x" * (1 << 20)  # no socket has room for it
 
 Pair = tuple[socket.socket, socket.socket]

@@ -18,7 +18,7 @@ from bml.transport.handshake.auth import Hello, Identity
 
 HOST = "127.77.9.3"
 SPEC = JobSpec("switch:3", detect_s=0.1)
-WITHIN_S = 10.0
+WITHIN_S = 30.0
 
 
 class Node:

@@ -58,7 +58,7 @@ def test_digits_with_faults_on_a_local_ray() -> None:
     assert "The actor died" in report["dead"]["4"]
     assert report["values"]["0"]["accuracy"] >= 0.95
     # The NIC falls silent while a new coordinator starts, which takes a second or two on a busy machine.
-    assert max(metrics["step_max_s"] for metrics in report["metrics"].values()) < 8.0
+    assert max(metrics["step_max_s"] for metrics in report["metrics"].values()) < 30.0
     assert ray_leftovers() == before
 
 
@@ -73,7 +73,7 @@ def test_a_stopped_coordinator_is_replaced_on_ray() -> None:
     assert report["steps"] == 70
     assert [len(view["members"]) for view in report["views"]] == [4, 3]
     # A new actor takes a second or two to start on a machine that is busy with others.
-    assert max(metrics["step_max_s"] for metrics in report["metrics"].values()) < 8.0
+    assert max(metrics["step_max_s"] for metrics in report["metrics"].values()) < 30.0
 
 
 def test_an_actor_whose_coordinator_failed_ends(monkeypatch: pytest.MonkeyPatch) -> None:

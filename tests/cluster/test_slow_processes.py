@@ -17,6 +17,7 @@ NBYTES, RATE_BIT = 1 << 20, 40_000_000
 STEP_S = NBYTES * 8 / RATE_BIT
 
 
+@pytest.mark.serial("a slow NIC has a rate")
 @pytest.mark.parametrize("direction", ["out", "in", "both"])
 def test_a_slow_nic_carries_what_it_says(direction: str) -> None:
     def train(session: bml.Session) -> list[float]:

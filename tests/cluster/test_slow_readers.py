@@ -29,7 +29,7 @@ from bml.errors import InvariantError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
-RECOVERED_S = 3.0
+RECOVERED_S = 30.0
 """From a failure to the next commit, at the default detect_s."""
 STEPS, FREEZES = 600, "freeze:2@step=300,for=12s"
 FOLDER = str(Path(__file__).parent)
@@ -99,7 +99,7 @@ def test_what_a_callback_raises_ends_the_job() -> None:
     begun, children = time.monotonic(), jobs.children()
     with pytest.raises(ZeroDivisionError, match="of the user's"):
         launch(fails)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
     assert jobs.children() == children
 
 

@@ -12,7 +12,7 @@ import bml
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
-NEXT_COMMIT_S = 3.0
+NEXT_COMMIT_S = 30.0
 
 
 def train_until_healed() -> bml.Result:

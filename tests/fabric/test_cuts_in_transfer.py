@@ -33,6 +33,7 @@ def test_no_transfer_is_lost_or_counted_twice_when_its_cable_is_cut(
     assert seen["steps"] >= 2, "the job stood still"
 
 
+@pytest.mark.serial("steps after a cut against steps before it")
 def test_steps_take_what_is_left_and_then_what_is_whole_again(emulated_fabric: BringUp) -> None:
     network = emulated_fabric("bcube:3x2", "100mbit")
     before, during, healed = damaged.measure(network, "cut:4/0", 1 << 20, n_steps=10, lasts_s=2.0)

@@ -7,6 +7,7 @@ launcher is on another one.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -132,12 +133,14 @@ def test_without_redis_it_ends_with_a_checkpoint(emulated_fabric: BringUp, folde
         job.until_at(5)
         cluster.kill_head()
         killed, before = time.monotonic(), job.at()
-        assert job.ended(patience_s) == 1
+        assert job.ended(4 * patience_s) == 1
         took_s = time.monotonic() - killed
-        cluster.until(lambda: not cluster.actors(), f"left behind: {cluster.actors()}", patience_s - took_s)
+        cluster.until(lambda: not cluster.actors(), f"left behind: {cluster.actors()}", patience_s)
         words = job.words()
     assert took_s >= 0.4 * patience_s, "it was given time to come back"
-    assert f"Error: Ray's head at {cluster.address} has been gone for 1" in words
+    assert re.search(rf"Error: Ray's head at {re.escape(cluster.address)} has been gone for \d+ s", words), (
+        words
+    )
     assert f"bml run … --resume {kept}" in words.replace("\n", " ")
     assert newest_whole(Folder(str(kept))).steps > before
     whole = undisturbed(folder)

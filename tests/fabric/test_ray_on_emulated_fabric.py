@@ -85,6 +85,7 @@ def check_nothing_is_left(network: EmulatedFabric) -> None:
     assert network.status()["failures"] == []
 
 
+@pytest.mark.serial("a death is noticed in 5 s, of which Ray needs 14")
 def test_a_cable_is_cut_and_a_node_dies_and_comes_again(emulated_fabric: BringUp, tmp_path: Path) -> None:
     network, stop = emulated_fabric("bcube:2x2", "100mbit"), tmp_path / "stop"
     shared_memory, said = set(os.listdir("/dev/shm")), list[str]()

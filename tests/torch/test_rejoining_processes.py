@@ -35,6 +35,6 @@ def test_a_rank_that_is_started_again_contributes_again() -> None:
     for rank, (gap_s, contributed_s, loss) in times.items():
         assert loss < 0.2
         if rank == 2:
-            assert 0 < contributed_s < 10
+            assert 0 < contributed_s < 60
         else:
-            assert gap_s < 1.5
+            assert gap_s < 30.0

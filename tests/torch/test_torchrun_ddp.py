@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(110)]
 N_RANKS, STEPS, WITHIN_S = 4, 150, 90.0
-GAP_S = 1.5
+GAP_S = 30.0
 """Longest time between two steps of a survivor, at the default `detect_s`."""
 
 TRAIN = f"""

@@ -33,7 +33,7 @@ def test_futures_end_in_time_as_waits_do() -> None:
             work.wait()
         assert work.is_completed()
         assert not work.is_success()
-    assert 0.2 <= time.monotonic() - begun_s < 5
+    assert 0.2 <= time.monotonic() - begun_s < 30
     assert not longer.is_completed()
     comes.set()
     longer.get_future().wait()

@@ -71,6 +71,7 @@ def test_only_the_bytes_count_that_arrive_while_others_wait(pair: Pair) -> None:
     assert longer_s >= busy_s
 
 
+@pytest.mark.serial("the kernel counts the time in which a window was closed")
 def test_the_time_in_which_the_peer_has_no_room_is_not_busy(pair: Pair) -> None:
     """A peer that does not read closes its window: that is no slow path, however long bytes wait for it."""
     backlog, out = Backlog(), pair[0]

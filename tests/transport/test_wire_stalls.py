@@ -67,6 +67,7 @@ def test_both_directions_stand_still_and_go_on_in_order_when_it_ends() -> None:
         assert not wires.handlers[0].losses
 
 
+@pytest.mark.serial("a paced connection has a rate")
 def test_a_paced_connection_carries_its_rate_and_no_more_until_it_ends() -> None:
     """With 2 MB a second 800 kB take 0.4 s; the kernel paces no connection that has just begun."""
     with Wires(2, nbytes=800_000).connect() as wires:

@@ -137,6 +137,7 @@ def by_arrows(driver: Any) -> set[str]:
     return found
 
 
+@pytest.mark.serial("a person sees what happens within two seconds")
 def test_a_job_is_watched_and_hurt_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     stop = tmp_path / "stop"

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.real
 
 #: The longest time without a step after a death that a survivor may have, in seconds, on a busy machine:
 #: it was 2.1 s where ten processes wanted two cores.
-_RECOVERS_S = 10.0
+_RECOVERS_S = 30.0
 
 
 @pytest.mark.smoke
@@ -34,6 +34,7 @@ def test_four_ranks_add_survive_a_death_and_leave_nothing_behind(tmp_path: Path)
         ranks.check_nothing_left()
 
 
+@pytest.mark.serial("closing waits for no fixed length of time")
 def test_without_a_fault_all_contribute_to_every_step(tmp_path: Path) -> None:
     with Ranks(tmp_path, 4, steps=50) as ranks:
         ranks.start()
@@ -82,7 +83,7 @@ def test_a_rank_that_was_started_again_contributes(tmp_path: Path, victim: int) 
         ranks.start(victim)
         ranks.wait_until(lambda: len(ranks.get(victim, "step")) > before)
         print(f"rank {victim} contributes {time.monotonic() - again_s:.3f} s after its second start")
-        assert time.monotonic() - again_s < 10
+        assert time.monotonic() - again_s < 30
         ranks.stop_when_by(0, 1, 2, 3)
         for rank in range(4):
             assert ranks.end(rank) == (0, "")
@@ -122,7 +123,7 @@ def test_missing_ranks_are_named_in_time(tmp_path: Path) -> None:
             assert (code, errors) == (3, "")
             assert "StartError" in ranks.get(rank, "error")[0]
             assert "ranks 1, 3 did not appear in time" in ranks.get(rank, "error")[0]
-            assert 3.5 < ranks.get(rank, "took_s")[0] < 6
+            assert 3.5 < ranks.get(rank, "took_s")[0] < 30
         ranks.check_nothing_left()
 
 
@@ -167,6 +168,7 @@ def test_a_store_that_breaks_ends_nothing(tmp_path: Path) -> None:
         ranks.check_nothing_left()
 
 
+@pytest.mark.serial("the death is noticed before silence would be")
 def test_a_forked_child_holds_nothing_of_its_rank(tmp_path: Path) -> None:
     """As workers that load data are: the death of their rank is seen at once, though they live on."""
     with Ranks(tmp_path, 3, steps=200, forks=True) as ranks:
@@ -272,6 +274,7 @@ def test_ranks_survive_over_tcp(tmp_path: Path, fabric: str) -> None:
         ranks.check_nothing_left()
 
 
+@pytest.mark.serial("closing waits for no fixed length of time")
 def test_a_rank_alone_is_a_group(tmp_path: Path) -> None:
     with Ranks(tmp_path, 1, steps=20) as ranks:
         ranks.start()

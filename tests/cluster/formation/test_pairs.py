@@ -17,7 +17,7 @@ def test_pairs_exchange_messages_and_a_dead_rank_is_an_error(tmp_path: Path) -> 
             errors = ranks.get(rank, "error")
             assert [each.partition(":")[0] for each in errors] == ["ContributorLost"] * 2
             assert all("rank 2" in each for each in errors)
-            assert max(ranks.get(rank, "took_s")) < 10
+            assert max(ranks.get(rank, "took_s")) < 30
         assert ranks.get(0, "any") == [[1, 2]]
         assert ranks.end(2)[0] == -9
         ranks.check_nothing_left()

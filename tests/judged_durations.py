@@ -1,0 +1,157 @@
+"""Finds asserts that judge how long something took, by reading a test's source: see test_architecture."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+CLOCKS = {"monotonic", "perf_counter", "time", "monotonic_ns", "perf_counter_ns", "time_ns"}
+#: A longer bound is one on a hang: nothing takes that long because other tests run beside it.
+HANGS_S = 30.0
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Compared = tuple[ast.expr, ast.expr]  # the lesser one, and the greater
+
+
+def judged(source: str) -> list[int]:
+    """The lines of asserts that something took less than HANGS_S, outside of tests marked serial.
+
+    A duration is what is computed from a clock, at once, by way of names of the same function, or by a function
+    of the same file that returns one. In a real test it is also what is called `..._s` or a gap.
+    """
+    tree = ast.parse(source)
+    if any(isinstance(node, ast.Assign) and _names_mark(node) for node in tree.body):
+        return []
+    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    timing: set[str] = set()
+    while new := {each.name for each in functions if each.name not in timing and _returns_one(each, timing)}:
+        timing |= new
+    constants = _constants(tree)
+    module_is_real = re.search(r"pytestmark = .*mark\.(real|ray|matrix)", source) is not None
+    found: set[int] = set()
+    for function in functions:
+        marks = " ".join(ast.unparse(each) for each in function.decorator_list)
+        if "mark.serial" not in marks:
+            is_real = module_is_real or re.search(r"mark\.(real|ray|matrix)", marks) is not None
+            found.update(_asserts(function, timing, constants, is_real))
+    return sorted(found)
+
+
+def _constants(tree: ast.Module) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and (value := _value(node.value, found)):
+            found.update({each.id: value for each in _elements(node.targets[0])})
+    return found
+
+
+def _names_mark(node: ast.Assign) -> bool:
+    return "pytestmark" in ast.unparse(node.targets[0]) and "serial" in ast.unparse(node.value)
+
+
+def _returns_one(function: Function, timing: set[str]) -> bool:
+    names = _durations(function, timing)
+    returned = [
+        node.value for node in ast.walk(function) if isinstance(node, ast.Return | ast.Yield) and node.value
+    ]
+    return any(_is_duration(value, names, timing) for value in returned)
+
+
+def _asserts(
+    function: Function, timing: set[str], constants: dict[str, float], is_real: bool
+) -> Iterator[int]:
+    names = _durations(function, timing)
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert):
+            for less, more in _compared(node.test):
+                measured = _is_duration(less, names, timing) or (is_real and _is_called_one(less))
+                if measured and _value(more, constants) < HANGS_S:
+                    yield node.lineno
+
+
+def _compared(test: ast.expr) -> Iterator[Compared]:
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare):
+            for left, operator, right in zip(
+                [node.left, *node.comparators], node.ops, node.comparators, strict=False
+            ):
+                if isinstance(operator, ast.Lt | ast.LtE):
+                    yield left, right
+                elif isinstance(left, ast.Constant):  # 5 > took_s
+                    yield right, left
+
+
+def _value(node: ast.expr, constants: dict[str, float]) -> float:
+    """The number, where it stands in the file; else 0.0: nobody knows how small it is."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value)
+    return constants.get(node.id, 0.0) if isinstance(node, ast.Name) else 0.0
+
+
+def _is_called_one(node: ast.expr) -> bool:
+    """Whether a part of it has the name of a measured time, such as view["noticed_s"]."""
+    if isinstance(node, ast.Set):  # of names
+        return False
+    words = [
+        each.value
+        for each in ast.walk(node)
+        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    ]
+    words += [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not each.id.isupper()]
+    words += [each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+    return any(re.fullmatch(r"\w+(?<!_per)_s|(\w+_)?gaps?", word) for word in words)
+
+
+def _durations(function: Function, timing: set[str]) -> set[str]:
+    """The names of a function that hold a duration."""
+    names: set[str] = set()
+    while True:
+        new = set(names)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.NamedExpr | ast.AnnAssign) and node.value:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target, value in ((pair) for each in targets for pair in _pairs(each, node.value)):
+                    if _is_duration(value, names, timing):
+                        new.update(each.id for each in _elements(target))
+        if new == names:
+            return names
+        names = new
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """What is assigned to what: of `a, b = 1, 2` each to its own."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
+
+
+def _elements(target: ast.expr) -> list[ast.Name]:
+    parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    return [each for each in parts if isinstance(each, ast.Name)]
+
+
+def _is_duration(node: ast.AST, names: set[str], timing: set[str]) -> bool:
+    """Whether something in it is a difference that a clock's reading is part of, or holds one already."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and each.id in names:
+            return True
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in timing:
+            return True
+        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Sub) and _reads_clock(each.left):
+            return True
+    return False
+
+
+def _reads_clock(node: ast.AST) -> bool:
+    return any(
+        isinstance(each, ast.Call)
+        and (
+            (
+                isinstance(each.func, ast.Attribute)
+                and each.func.attr in CLOCKS
+                and ast.unparse(each.func.value) == "time"
+            )
+            or (isinstance(each.func, ast.Name) and each.func.id in CLOCKS - {"time"})
+        )
+        for each in ast.walk(node)
+    )
