@@ -16,8 +16,8 @@ Compared = tuple[ast.expr, ast.expr]  # the lesser one, and the greater
 def judged(source: str) -> list[int]:
     """The lines of asserts that something took less than HANGS_S, outside of tests marked serial.
 
-    A duration is what is computed from a clock, at once, by way of names of the same function, or by a function
-    of the same file that returns one. In a real test it is also what is called `..._s` or a gap.
+    A duration is what is computed from a clock, at once, by way of names of the same function, or by one of
+    the file's functions that returns one. In a real test it is also what is called `..._s` or a gap.
     """
     tree = ast.parse(source)
     if any(isinstance(node, ast.Assign) and _names_mark(node) for node in tree.body):

@@ -1,4 +1,4 @@
-"""PyTorch computes with one thread in the tests' own process: oracles are small, and others need the cores."""
+"""PyTorch computes with one thread in the tests' own process: oracles are small, others need the cores."""
 
 from __future__ import annotations
 
