@@ -517,3 +517,12 @@ def test_no_test_beside_others_judges_a_duration() -> None:
 )
 def test_judged_durations_are_found(source: str, lines: list[int]) -> None:
     assert judged_durations.judged(source) == lines
+
+
+def test_no_public_name_is_also_a_module() -> None:
+    """`from bml.torch import name` gave the function or its module, depending on what was imported before."""
+    for package in sorted((ROOT / "bml").rglob("__init__.py")):
+        for node in ast.parse(package.read_text()).body:
+            if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node.targets[0]):
+                modules = {path.stem for path in package.parent.iterdir()}
+                assert not modules & set(ast.literal_eval(node.value)), package

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bml.torch.group_info import contributors, is_writer
     from bml.torch.process_group import ProcessGroup
     from bml.torch.recomputing.hook import RecomputeHook, recompute_hook
-    from bml.torch.resumable import Resumable, resumable
+    from bml.torch.resuming import Resumable, resumable
 
 __all__ = [
     "ProcessGroup",
@@ -42,7 +42,7 @@ __all__ = [
 _HOMES = {
     "ProcessGroup": "bml.torch.process_group",
     "RecomputeHook": "bml.torch.recomputing.hook",
-    "Resumable": "bml.torch.resumable",
+    "Resumable": "bml.torch.resuming",
     "Run": "bml.torch.attached.run",
     "Share": "bml.torch.attached.share",
     "attach": "bml.torch.attached.run",
@@ -51,7 +51,7 @@ _HOMES = {
     "import_checkpoint": "bml.torch.checkpoints.convert",
     "is_writer": "bml.torch.group_info",
     "recompute_hook": "bml.torch.recomputing.hook",
-    "resumable": "bml.torch.resumable",
+    "resumable": "bml.torch.resuming",
 }
 """Where public names are defined."""
 

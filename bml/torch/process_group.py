@@ -99,6 +99,12 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # PyT
         """The description that PyTorch gave it."""
         return self._group_desc
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """PyTorch keeps objects and states where its groups can send them from."""
+        names = ["cpu"] if self.staging is None else ["cpu", "cuda"]
+        return [torch.device(name) for name in names]
+
     def _get_backend(self, device: Any) -> ProcessGroup:
         """PyTorch asks it what it supports."""
         return self

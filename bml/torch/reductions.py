@@ -1,8 +1,8 @@
 """Reductions of tensors: which dtype is summed how, and what becomes of sums when ranks are lost.
 
 Sums of floating dtypes are multiplied by ranks / contributors, so that they keep their size; AVG is the mean
-over the contributors. float16 and bfloat16 are reduced in float32 and rounded once. bool is reduced as NCCL
-does it: SUM, MAX and BOR are "or", PRODUCT, MIN and BAND are "and".
+over the contributors, of integers rounded to zero as NCCL's is. float16 and bfloat16 are reduced in float32,
+and rounded once. bool is reduced as NCCL does it: SUM, MAX and BOR are "or", PRODUCT, MIN and BAND are "and".
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class Reduction(NamedTuple):
 
     def _scaled(self, total: Vector, n_ranks: int, n_contributors: int) -> Vector:
         inexact = np.issubdtype(total.dtype, np.inexact)
+        if self.name == "AVG" and not inexact:
+            return _divided(total, n_contributors)
         if self.name == "AVG":
             factor = 1 / n_contributors
         elif self.name == "SUM" and inexact and n_contributors < n_ranks:
@@ -103,6 +105,12 @@ class Reduction(NamedTuple):
         return combined
 
 
+def _divided(total: npt.NDArray[Any], n: int) -> Vector:
+    """The quotients of integers, rounded to zero as NCCL's are (and C's)."""
+    quotient: Vector = total // n + ((total < 0) & (total % n != 0))
+    return quotient
+
+
 def reduction(op: Any, tensors: Sequence[Tensor], call: str) -> Reduction:
     """Choose how to reduce these tensors with torch's `op`. Raises UsageError if they cannot be."""
     check(tensors, call)
@@ -120,8 +128,6 @@ def reduction(op: Any, tensors: Sequence[Tensor], call: str) -> Reduction:
         raise UsageError(
             f"{call} cannot reduce {dtype}: convert the tensor, for example with tensor.to(torch.bfloat16)"
         )
-    if name == "AVG" and dtype in _INTEGERS:
-        raise UsageError(f"{call} with AVG takes floating dtypes, not {dtype}: reduce with SUM and divide")
     if name in ("MIN", "MAX") and dtype in _COMPLEX:
         raise UsageError(f"{call} with {name}: complex numbers have no order")
     return Reduction(name, _OPS[name], dtype)

@@ -28,7 +28,7 @@ pytestmark = [
 def assert_as_on_the_host(faults: Faults, **settings: Any) -> None:
     found, plain = (on_servers(training(where, **settings), 3, faults) for where in (WHERE, "cpu"))
     for one, other in zip(found.value, plain.value, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-2 if one.dtype == torch.bfloat16 else 1e-3, atol=1e-3)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
     for each in found.values.values():
         assert all(torch.equal(*pair) for pair in zip(each[1:], found.value[1:], strict=True))
 
@@ -47,7 +47,15 @@ def test_running_statistics_and_a_joiner() -> None:
 
 
 def test_gradients_of_16_bits() -> None:
-    assert_as_on_the_host(Faults(), make_model=lambda: mlp().bfloat16())
+    """Devices round apart, and steps after steps add up what they round: both are as near to 32 bits."""
+    exact = parameters_of(training("cpu"))
+    half = {where: parameters_of(training(where, lambda: mlp().bfloat16())) for where in (WHERE, "cpu")}
+    errors = {where: (found.float() - exact).abs().max() for where, found in half.items()}
+    assert 0 < errors[WHERE] < 2 * errors["cpu"]
+
+
+def parameters_of(train: Any) -> Any:
+    return torch.cat([each.flatten() for each in on_servers(train, 3, Faults()).value[1:]])
 
 
 def test_dropout_is_drawn_from_the_seed_of_the_share() -> None:

@@ -39,6 +39,8 @@ def reduced(op: str, all_values: list[Any]) -> Any:
             found = {"BAND": found & each, "BOR": found | each, "BXOR": found ^ each}[op]
         return found
     wide = stacked.double() if dtype.is_floating_point else stacked.long()
+    if op == "AVG" and not dtype.is_floating_point:
+        return torch.div(wide.sum(0).to(dtype), len(all_values), rounding_mode="trunc").to(dtype)
     found = {"SUM": wide.sum, "PRODUCT": wide.prod, "AVG": wide.double().mean}.get(op, lambda axis: None)(0)
     if found is None:
         found = wide.amin(0) if op == "MIN" else wide.amax(0)
@@ -47,7 +49,7 @@ def reduced(op: str, all_values: list[Any]) -> Any:
 
 CASES = [
     *((op, dtype) for op in OPS for dtype in (*FLOATS, *INTEGERS, torch.bool)),
-    *(("AVG", dtype) for dtype in FLOATS),
+    *(("AVG", dtype) for dtype in (*FLOATS, *INTEGERS)),
     *((op, dtype) for op in BITWISE for dtype in INTEGERS),
     ("BAND", torch.bool),
     ("BOR", torch.bool),
@@ -315,9 +317,6 @@ BAD = {
     "cannot reduce torch.float8": lambda group: group.allreduce([torch.ones(2).to(torch.float8_e5m2)]),
     "no order": lambda group: group.allreduce(
         [torch.ones(2, dtype=torch.complex64)], options(dist.AllreduceOptions, "MAX")
-    ),
-    "divide": lambda group: group.allreduce(
-        [torch.ones(2, dtype=torch.int32)], options(dist.AllreduceOptions, "AVG")
     ),
     "integers and bool": lambda group: group.allreduce(
         [torch.ones(2)], options(dist.AllreduceOptions, "BXOR")

@@ -27,7 +27,7 @@ from bml.torch.process_group import ProcessGroup  # noqa: E402
 from bml.torch.recomputing.hook import RecomputeHook, check_model, recompute_hook  # noqa: E402
 from bml.torch.recomputing.loader import LoaderShares  # noqa: E402
 from bml.torch.recomputing.plan import LoaderPlan, PassLedger  # noqa: E402
-from bml.torch.resumable import Resumable  # noqa: E402
+from bml.torch.resuming import Resumable  # noqa: E402
 
 N_RANKS, N_EPOCHS, N_BATCHES = 4, 2, 5
 WHENS = ("before", "brought", "committed")

@@ -15,7 +15,7 @@ from bml.torch.attached.optimizers import prime  # noqa: E402
 from bml.torch.attached.state import TrainingState  # noqa: E402
 from bml.torch.group_info import is_writer  # noqa: E402
 from bml.torch.process_group import ProcessGroup  # noqa: E402
-from bml.torch.resumable import Resumable, resumable  # noqa: E402
+from bml.torch.resuming import Resumable, resumable  # noqa: E402
 
 N_EPOCHS, N_BATCHES = 4, 5
 POSITIONS = [(epoch, batch) for epoch in range(N_EPOCHS) for batch in range(N_BATCHES)]

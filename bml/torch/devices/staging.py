@@ -8,11 +8,14 @@ an earlier call of the group still gives its values is copied out later: in the 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Protocol
+
+import torch
 
 from bml.torch.arguments import listed, operation
 from bml.torch.collectives import Collectives
@@ -103,15 +106,29 @@ def staged(collective: Callable[..., GroupWork], read: int) -> Any:
     """A method of groups: `collective` of tensors in host memory or on a device; it reads argument `read`."""
     name = collective.__name__
 
-    @wraps(collective)
-    def called(group: Any, *arguments: Any, **options: Any) -> GroupWork:
+    def begun(group: Any, *arguments: Any, **options: Any) -> GroupWork:
         staging: Staging | None = group.staging
         device = staging.device_of(arguments, name) if staging is not None else None
         if staging is None or device is None:
             return collective(group, *arguments, **options)
         return staging.run(device, name, read, arguments, options)
 
+    @wraps(collective)
+    def called(group: Any, *arguments: Any, **options: Any) -> GroupWork:
+        return _untraced(begun)(group, *arguments, **options)
+
     return called
+
+
+def _untraced(begun: Callable[..., GroupWork]) -> Callable[..., GroupWork]:
+    """The function as torch.compile leaves it alone: DDP's C++ calls it in the middle of what is traced.
+
+    Importing the compiler takes seconds, so that is left to whoever compiles.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return begun
+    untraced: Callable[..., GroupWork] = torch._disable_dynamo(begun)
+    return untraced
 
 
 class _StagedCall(Collectives):
