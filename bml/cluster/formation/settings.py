@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bml.cluster.spec.job import JobSpec, default_nics
 from bml.cluster.spec.nics import nics_of as machine_nics
-from bml.protocol.timeouts import DEFAULT_DETECT_S
+from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.topology.errors import UsageError
 from bml.transport.choice import AUTO
 
@@ -24,7 +24,8 @@ class Settings:
 
     `fabric`: its notation; None: that of BML_FABRIC, else a BCube with the addresses in BML_NICS, else one
     switch.
-    `transport`, `detect_s` (seconds): see bml.cluster.spec.job.JobSpec.
+    `transport`: see bml.cluster.spec.job.JobSpec.
+    `detect_s`: seconds of silence after which a failure is suspected; None: that of BML_DETECT_S, else 0.5.
     `start_s`: how long the ranks may take to appear, in seconds.
     `min_servers`: with fewer ranks the group ends; None: that of BML_MIN_SERVERS, else 1 if all ranks share a
     host, and else more than half of the ranks of the view before (see docs/guides/ranks.md).
@@ -34,7 +35,7 @@ class Settings:
 
     fabric: str | None = None
     transport: str = AUTO
-    detect_s: float = DEFAULT_DETECT_S
+    detect_s: float | None = None
     start_s: float = 60.0
     min_servers: int | None = None
     host: str | None = None
@@ -60,7 +61,7 @@ def job_of(settings: Settings, hosts: Sequence[Host], environ: Mapping[str, str]
         )
     spec = JobSpec(
         fabric=fabric_of(settings, size, environ),
-        detect_s=settings.detect_s,
+        detect_s=_detect_s(settings, environ),
         start_s=settings.start_s,
         min_servers=_least(settings, one_host, environ),
         transport=settings.transport,
@@ -111,3 +112,13 @@ def _least(settings: Settings, one_host: bool, environ: Mapping[str, str]) -> in
         return int(text) if text else (1 if one_host else None)
     except ValueError:
         raise UsageError(f"BML_MIN_SERVERS is {text!r}: give a whole number") from None
+
+
+def _detect_s(settings: Settings, environ: Mapping[str, str]) -> float:
+    if settings.detect_s is not None:
+        return settings.detect_s
+    text = environ.get("BML_DETECT_S", "")
+    try:
+        return Timeouts.of(float(text)).detect_s if text else DEFAULT_DETECT_S
+    except (ValueError, UsageError):  # UsageError: a number with which no time-outs can be
+        raise UsageError(f"BML_DETECT_S is {text!r}: give 0.05 to 60 seconds") from None

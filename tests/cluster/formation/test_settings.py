@@ -64,6 +64,27 @@ def test_a_wrong_least_number_is_named(text: str) -> None:
         job_of(Settings(), hosts("a", "a"), {"BML_MIN_SERVERS": text})
 
 
+@pytest.mark.parametrize(
+    ("settings", "environ", "detect_s"),
+    [
+        (Settings(), {}, 0.5),
+        (Settings(), {"BML_DETECT_S": ""}, 0.5),
+        (Settings(), {"BML_DETECT_S": "2.5"}, 2.5),
+        (Settings(detect_s=1.0), {"BML_DETECT_S": "2.5"}, 1.0),
+    ],
+)
+def test_the_silence_of_a_failure_is_named_by_the_environment(
+    settings: Settings, environ: dict[str, str], detect_s: float
+) -> None:
+    assert job_of(settings, hosts("a", "a"), environ).timeouts().detect_s == detect_s
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "0.01", "61", "nan", "inf"])
+def test_a_wrong_silence_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match=f"BML_DETECT_S is '{text}': give 0.05 to 60 seconds"):
+        job_of(Settings(), hosts("a", "a"), {"BML_DETECT_S": text})
+
+
 def test_ranks_of_several_hosts_need_addresses() -> None:
     found = [Host("a", "10.0.0.1"), Host("b", "127.0.0.1")]
     with pytest.raises(UsageError, match=r"rank 1 knows only its address 127\.0\.0\.1"):
