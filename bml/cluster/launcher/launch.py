@@ -18,6 +18,7 @@ from bml.cluster.launcher.metrics import NO_ENDPOINT, ON_RAY, Endpoint, NoEndpoi
 from bml.cluster.launcher.recorder import file_to_write
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.running import Job
+from bml.cluster.process.bodies import refuse_bodies
 from bml.cluster.process.pickling import Train, pack
 from bml.cluster.ray.quiet import quiet_ray
 from bml.cluster.spec.constants import load_constants
@@ -86,6 +87,7 @@ def start(
     """
     if not callable(train):
         raise UsageError(f"{train!r:.80} cannot be called: give the training function, train(session)")
+    refuse_bodies(train)
     file = None if record is None else file_to_write(record)
     constants, constants_from = load_constants()
     texts = [faults] if isinstance(faults, str | Fault) else faults

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bml.cluster.process.bodies import check_ran
 from bml.cluster.process.exiting import end_process
 from bml.cluster.process.pickling import Train, unpack
 from bml.cluster.server.server import Server
@@ -41,7 +42,9 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
         server.keeping.apply(session)
         server.show_throughput(session.throughput)
         # Packed before the session ends: if the job is over, this may be all that can be saved.
-        value = packed(_call(train, session))
+        returned = _call(train, session)
+        check_ran(returned, session, server.steps)
+        value = packed(returned)
         session.finish()
         digest = session.digest()
     except BaseException as raised:
