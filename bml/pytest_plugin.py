@@ -6,8 +6,9 @@
         result = bml.launch(train, "bcube:3x2", launcher="processes", faults=fault_plan)
 
 Every test draws a plan of its own from the seed and its own name, so it draws the same one when it is run
-alone. The plan is shown with the failure of a test. If a fault of the plan never struck in the jobs of a
-test, the test fails, unless the marker has must_strike=False. docs/guides/testing.md tells more.
+alone. The plan is shown with the failure of a test. If a fault of the plan was given to no job, or never
+struck in the jobs of a test, the test fails, unless the marker has must_strike=False; so does a marked test
+that does not take the plan. docs/guides/testing.md tells more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _WATCH = pytest.StashKey["_Watch"]()
 _TITLE = "fault plan"
 _MARKER = (
     "faults(*faults, fabric=…, steps=…, count=2, kinds=…, must_strike=True): the plan of the fixture "
-    "fault_plan, and whether the test fails if one of its faults never struck"
+    "fault_plan, and whether the test fails if one of its faults struck in no job"
 )
 BringUp = Callable[..., "EmulatedFabric"]
 _DRAWN = {"fabric", "steps", "count", "kinds"}
@@ -104,12 +105,20 @@ def fault_plan(request: pytest.FixtureRequest) -> Iterator[FaultPlan]:
 
     It comes from `pytest.mark.parametrize("fault_plan", [...], indirect=True)` (texts, or lists of texts),
     else from `pytest.mark.faults`: the texts there, or `count` faults of these `kinds`, drawn for `fabric`
-    (needed) within `steps` steps (needed), see FaultPlan.draw. The test fails if a fault never struck in a
-    job that was given it, unless the marker has must_strike=False.
+    (needed) within `steps` steps (needed), see FaultPlan.draw. The test fails if no job was given a fault, or
+    if it never struck in one that was, unless the marker has must_strike=False.
     """
     from bml.cluster.launcher.outcomes import watched_by
+    from bml.faults.plan import FaultPlan
+    from bml.topology import UsageError
 
-    plan = _plan(request)
+    plan, wrong = FaultPlan(), ""
+    try:
+        plan = _plan(request)
+    except UsageError as error:  # of the marker: where it was raised tells nothing
+        wrong = str(error)
+    if wrong:
+        pytest.fail(wrong, pytrace=False)
     watch = request.node.stash[_WATCH] = _Watch(plan)
     with watched_by(watch.heard):
         yield plan
@@ -155,36 +164,51 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that passed although a fault of its plan never struck: it says nothing about that fault."""
+    """Fail a test that passed although its faults never struck: it says nothing about them."""
     result = yield
     marker = item.get_closest_marker("faults")
-    must_strike = marker is None or marker.kwargs.get(_MUST_STRIKE, True)
-    if must_strike and _WATCH in item.stash and item.stash[_WATCH].never_struck:
-        lines = [f"  {text}: {why}" for text, why in item.stash[_WATCH].never_struck.items()]
-        pytest.fail(
-            "\n".join(
-                [
-                    "faults of the plan never struck, so this test says nothing about them:",
-                    *lines,
-                    "(let them strike earlier, or give @pytest.mark.faults(…, must_strike=False))",
-                ]
-            ),
-            pytrace=False,
-        )
+    if marker is None or marker.kwargs.get(_MUST_STRIKE, True):
+        watch = item.stash.get(_WATCH, None)
+        if says := _untested() if watch is None and marker is not None else watch and watch.vacuous():
+            pytest.fail(says, pytrace=False)
     return result
 
 
+def _untested() -> str:
+    return (
+        "this test is marked with faults, and none was injected: it does not take the fixture fault_plan\n"
+        "(take fault_plan and give it to the job, faults=fault_plan; or take the marker away)"
+    )
+
+
 class _Watch:
-    """Watches which faults of a plan never struck in the jobs of a test."""
+    """Watches which faults of a plan were given to the jobs of a test, and which of those never struck."""
 
     def __init__(self, plan: FaultPlan):
         self.plan = plan
-        self.never_struck: dict[str, str] = {}
+        self._never_struck: dict[str, str] = {}
+        self._given: set[str] = set()
 
     def heard(self, result: Result) -> None:
         """Note the result of a job. A fault that struck in one job may never have struck in another."""
         planned = {str(fault) for fault in self.plan}
-        self.never_struck.update({text: why for text, why in result.never_struck.items() if text in planned})
+        self._given |= result.struck | {str(fault) for fault in result.spec.fault_plan()}
+        self._never_struck.update({text: why for text, why in result.never_struck.items() if text in planned})
+
+    def vacuous(self) -> str:
+        """Say which faults the test says nothing about, and what to do; empty if there is none."""
+        forgotten = [str(fault) for fault in self.plan if str(fault) not in self._given]
+        if not forgotten and not self._never_struck:
+            return ""
+        lines = [f"  {text}: no job of this test was given it (faults=fault_plan)" for text in forgotten]
+        return "\n".join(
+            [
+                "faults of the plan never struck, so this test says nothing about them:",
+                *lines,
+                *(f"  {text}: {why}" for text, why in self._never_struck.items()),
+                "(let them strike earlier, or give @pytest.mark.faults(…, must_strike=False))",
+            ]
+        )
 
 
 def _plan(request: pytest.FixtureRequest) -> FaultPlan:

@@ -60,7 +60,10 @@ class FaultPlan:
     @classmethod
     def parse(cls, texts: str | Iterable[str]) -> "FaultPlan":
         """Read a list of faults; a text may hold several, separated by blanks. Raises UsageError."""
-        parts = [texts] if isinstance(texts, str) else texts
+        parts = [texts] if isinstance(texts, str) else list(texts)
+        for part in parts:
+            if not isinstance(part, str):
+                raise UsageError(f"{part!r:.80} is not the text of a fault, such as 'kill:4@step=20'")
         return cls(tuple(Fault.parse(word) for part in parts for word in part.split()))
 
     @classmethod
@@ -93,9 +96,14 @@ class FaultPlan:
         """Draw `count` faults at different steps of a run of `steps` steps; equal seeds give equal plans.
 
         The run can survive them: what is left stays connected and has more than half of the servers. A drawn
-        freeze lasts for the rest of the job. Raises UsageError for unknown kinds and when `count` faults
-        cannot be placed so.
+        freeze lasts for the rest of the job. Raises UsageError for unknown kinds, for numbers that are not
+        whole, and when `count` faults cannot be placed so.
         """
+        for name, number in (("steps", steps), ("count", count)):
+            if type(number) is not int:
+                raise UsageError(f"{name} is {number!r:.80}: give a whole number")
+        if isinstance(kinds, str):
+            raise UsageError(f"kinds is {kinds!r:.80}: give a list of kinds, such as ['kill', 'cut']")
         if seed < 0:
             raise UsageError(f"the seed of a fault plan is {seed}: give a number from 0")
         chosen = list(kinds)

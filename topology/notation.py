@@ -57,6 +57,8 @@ def parse(text: str) -> Fabric:
     Raises:
         UsageError: the text names no fabric that can be built; the message says why.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"{text!r:.80} is not the text of a fabric, such as 'bcube:3x2'")
     name, colon, size = text.strip().partition(":")
     if name not in _FAMILIES:
         reason = f"'{name}' is not a family of fabrics" if colon else "the family and its colon are missing"

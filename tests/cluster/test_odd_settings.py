@@ -27,6 +27,7 @@ from bml.faults import Fault
         ({"min_servers": "2"}, "min_servers is '2'"),
         ({"kept_mib": "many"}, "kept_mib is many"),
         ({"kept_mib": float("nan")}, "kept_mib is nan"),
+        ({"fabric": 3}, "3 is not the text of a fabric"),
         ({"train": 5}, "5 cannot be called: give the training function"),
         ({"faults": Fault.parse("kill:7@step=2")}, "there is no server 7"),
     ],

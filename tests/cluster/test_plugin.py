@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,15 +13,18 @@ import pytest
 SUITE = """
 import pytest
 
-@pytest.mark.faults(fabric="bcube:3x2", steps=40, count=3, kinds=("kill", "cut", "coordinator"))
+THREE = {"count": 3, "kinds": ("kill", "cut", "coordinator")}
+
+@pytest.mark.faults(fabric="bcube:3x2", steps=40, must_strike=False, **THREE)
 def test_drawn(fault_plan):
     print("DRAWN", fault_plan)
 
-@pytest.mark.faults("kill:4@step=20", "cut:2/0@step=9,phase=broadcast")
+@pytest.mark.faults("kill:4@step=20", "cut:2/0@step=9,phase=broadcast", must_strike=False)
 def test_given(fault_plan):
     assert str(fault_plan) == "kill:4@step=20 cut:2/0@step=9,phase=broadcast"
 
 @pytest.mark.parametrize("fault_plan", ["kill:1@step=2", ["kill:1@step=2", "exit:2@t=3s"], ""], indirect=True)
+@pytest.mark.faults(must_strike=False)
 def test_parametrised(fault_plan):
     assert len(fault_plan) in (0, 1, 2)
 
@@ -49,7 +53,10 @@ def suite(tmp_path: Path) -> Path:
 
 def run(folder: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--strict-markers", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=folder).stdout
+    unseeded = {name: text for name, text in os.environ.items() if name != "BML_FAULT_SEED"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=folder, env=unseeded
+    ).stdout
 
 
 def test_the_whole_of_it(suite: Path) -> None:
@@ -137,6 +144,85 @@ def test_a_test_whose_faults_never_struck_fails(tmp_path: Path) -> None:
     assert "kill:2@step=99: step 99 never came while server 2 was in the job" in out
     assert "kill:1@step=2: " not in out
     assert "must_strike=False" in out
+
+
+FORGOTTEN = (
+    JOBS.partition("@pytest")[0]
+    + """
+@pytest.mark.faults("kill:1@step=2")
+def test_takes_no_plan():
+    job("kill:1@step=2", struck=["kill:1@step=2"])
+
+@pytest.mark.faults("kill:1@step=2")
+class TestOfAClass:
+    def test_takes_no_plan_either(self):
+        pass
+
+    def test_takes_it_late(self, request):
+        job(str(request.getfixturevalue("fault_plan")), struck=["kill:1@step=2"])
+
+@pytest.mark.faults("kill:1@step=2", "kill:2@step=3")
+def test_gives_it_to_no_job(fault_plan):
+    job("cut:0/0@step=99")
+
+@pytest.mark.parametrize("fault_plan", ["kill:2@step=9"], indirect=True)
+def test_gives_no_job_the_plan_of_a_row(fault_plan):
+    pass
+
+@pytest.mark.faults("kill:1@step=2", must_strike=False)
+def test_told_otherwise():
+    pass
+
+@pytest.mark.faults("kill:1@step=2")
+def test_injects_it_later(fault_plan):
+    job(struck=map(str, fault_plan))
+
+@pytest.mark.faults("kill:1@step=2")
+def test_fails_by_itself():
+    assert False
+"""
+)
+
+
+def test_a_test_that_injects_nothing_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_jobs.py").write_text(FORGOTTEN)
+    out = run(tmp_path, "-p", "no:xdist", "-rf")
+    failed = re.findall(r"^FAILED test_jobs.py::(\S*) - (.*)$", out, re.M)
+    assert {name.rpartition("::")[2].partition("[")[0] for name, _ in failed} == {
+        "test_takes_no_plan",
+        "test_takes_no_plan_either",
+        "test_gives_it_to_no_job",
+        "test_gives_no_job_the_plan_of_a_row",
+        "test_fails_by_itself",
+    }
+    assert "5 failed, 3 passed" in out
+    assert out.count("it does not take the fixture fault_plan") == 2
+    for fault in ("kill:1@step=2", "kill:2@step=3", "kill:2@step=9"):
+        assert f"  {fault}: no job of this test was given it (faults=fault_plan)" in out
+
+
+WRONG = {
+    'fabric="bcube:3x2", steps=9, kinds="kill"': "kinds is 'kill': give a list of kinds",
+    'fabric="bcube:3x2", steps="10"': "steps is '10': give a whole number",
+    'fabric="bcube:3x2", steps=10, count=1.5': "count is 1.5: give a whole number",
+    'fabric="bcube:3x2", steps=10, kind=["kill"]': "takes either faults as texts, or fabric= and steps=",
+    'fabric="bcub:3x2", steps=10': "bcub",
+    "fabric=3, steps=10": "3",
+    '"kil:4@step=20"': "'kil:4@step=20'",
+    '["kill:4@step=20"]': "['kill:4@step=20'] is not the text of a fault",
+}
+
+
+def test_a_wrong_marker_is_named_in_one_line(tmp_path: Path) -> None:
+    tests = [
+        f"@pytest.mark.faults({marker})\ndef test_{n}(fault_plan): pass\n" for n, marker in enumerate(WRONG)
+    ]
+    (tmp_path / "test_wrong.py").write_text("\n".join(["import pytest", *tests]))
+    out = run(tmp_path, "-p", "no:xdist").partition("= short test summary")[0]
+    told = re.findall(r"^_+ ERROR at setup of test_\d _+\n(.*)\n(?=_|=|\Z)", out, re.M)
+    assert len(told) == len(WRONG), out
+    for line, says in zip(told, WRONG.values(), strict=True):
+        assert says in line
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Refuses training functions whose call runs nothing: bodies of generators and coroutines that nobody starts."""
+"""Refuses training functions whose call runs nothing: generators and coroutines, which nobody starts."""
 
 from __future__ import annotations
 
