@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,11 +22,13 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.real, pytest.mark.timeout(110)]
 WITHIN_S = 60.0
 
-SAYS = """
-import json, os, sys
-keys = [key for key in os.environ if key.endswith(("RANK", "_SIZE")) or key.startswith(
-    ("MASTER", "TORCHELASTIC", "OMP_NUM", "ROLE_"))]
-print(json.dumps({"environment": {key: os.environ[key] for key in keys}, "argv": sys.argv[1:]}))
+RANKS_OWN = re.compile("(MASTER|TORCHELASTIC|OMP_NUM|ROLE_|PET_)|.*(RANK|_SIZE)$")
+"""Variables that a launcher of ranks reads or sets, and some that look alike, such as OPENBLAS_L2_SIZE."""
+
+SAYS = f"""
+import json, os, re, sys
+keys = [key for key in os.environ if re.match({RANKS_OWN.pattern!r}, key)]
+print(json.dumps(dict(environment={{key: os.environ[key] for key in keys}}, argv=sys.argv[1:])))
 print("to standard error", file=sys.stderr)
 print("without an end", end="")
 """
@@ -34,7 +37,7 @@ print("without an end", end="")
 @contextmanager
 def torchrun(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     inherited = environment_in(folder)
-    environment = {key: value for key, value in inherited.items() if not key.startswith("OMP_NUM")}
+    environment = {key: value for key, value in inherited.items() if not RANKS_OWN.match(key)}
     command = [sys.executable, "-m", "bml", "torchrun", *words]
     with begun(*command, cwd=folder, env=environment) as process:
         yield process
