@@ -31,6 +31,8 @@ from bml.cli.torchrun import own_words, torchrun
 from bml.cli.values import shortened
 from bml.cluster.spec.ending import text_of
 from bml.errors import BmlError, StateMismatch, UsageError
+from bml.flows.compilation import surround
+from bml.io.signals import signals_put_off
 
 #: With one of these options a command prints text, whatever other options it is given.
 _SHOWS_TEXT = {"-h", "--help", "--version"}
@@ -50,6 +52,7 @@ class Shell(click.Group):
         words = set(own_words(sys.argv[1:] if args is None else args))
         as_json = "--json" in words and not words & _SHOWS_TEXT
         extra["standalone_mode"] = False
+        surround(signals_put_off)
         with taken(as_json, for_good=args is None) as output, _terminable():
             status, error = self._outcome(args, *rest, **extra)
             if args is None:  # another Ctrl-C would leave behind the processes that threads are still ending

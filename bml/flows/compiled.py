@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar, cast
 
 from numba import njit
+
+from bml.flows.compilation import around
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -35,6 +38,17 @@ def _compiled(function: _Function, **options: Any) -> _Function:
     # No function makes an array, so none counts who uses it: for packets that was four fifths of the time.
     options["_nrt"] = False
     try:
-        return cast(_Function, njit(cache=True, **options)(function))
+        dispatcher = njit(cache=True, **options)(function)
     except RuntimeError:  # numba's way to say that it found no folder for its cache
-        return cast(_Function, njit(**options)(function))
+        dispatcher = njit(**options)(function)
+    dispatcher.compile = _surrounded(dispatcher.compile)
+    return cast(_Function, dispatcher)
+
+
+def _surrounded(compiles: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(compiles)
+    def compile_(*arguments: Any) -> Any:
+        with around():
+            return compiles(*arguments)
+
+    return compile_
