@@ -25,7 +25,7 @@ FIRST_TRIED = {
     "work_on_while_frozen": 380,
     "let_a_joiner_forget_its_promises": 1165,
     "takeover_with_the_epoch_in_force": 350,
-    "lose_the_end": 435,
+    "lose_the_end": 975,
     "read_terms_from_a_clock": 170,
     "give_up_the_busy": 140,
     "judge_by_one_round": 845,

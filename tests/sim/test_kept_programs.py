@@ -23,7 +23,8 @@ QUICK = range(8)
 SEEDS = range(100, 700)
 NAMED = (1693, 2075)
 """Calls before the place of the checkpoint were made with states that differed."""
-PLANTED = range(200)
+PLANTED = range(1000)
+"""The search ends with the first program that finds the bug. Of the rarest bug that is one of 77."""
 
 
 def test_jobs_that_die_go_on_with_the_oracles_numbers() -> None:
