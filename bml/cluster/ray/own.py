@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import tempfile
 from contextlib import suppress
 
@@ -24,6 +25,10 @@ OBJECT_STORE_NBYTES = 100 << 20
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 #: In a folder with a longer name Ray's sockets would have longer names than sockets can have.
 _MOST_FOLDER = 26
+#: Where Ray looks for the way out of this machine.
+_OUTSIDE = ("8.8.8.8", 53)
+#: Not 127.0.0.1, in the place of which Ray looks for another address.
+_LOOPBACK = "127.0.0.2"
 #: How long processes of a Ray that did not come up may take to end when they are killed, in seconds.
 _ENDING_S = 3.0
 
@@ -48,6 +53,7 @@ class OwnRay:
                     logging_level=logging.ERROR,
                     object_store_memory=OBJECT_STORE_NBYTES,
                     log_to_driver=prints,
+                    _node_ip_address=_address(),
                     _temp_dir=self._folder.path,
                 )
         except BaseException as error:
@@ -81,3 +87,16 @@ class OwnRay:
             ray.shutdown()
         ray_auth.forget()
         self._folder.remove()
+
+
+def _address() -> str | None:
+    """Return an address for Ray's node where this machine has no route out; else None: Ray finds one.
+
+    Ray looks for the route to 8.8.8.8, and warns on standard error where there is none.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_OUTSIDE)  # no packet is sent
+        except OSError:
+            return _LOOPBACK
+    return None
