@@ -159,19 +159,19 @@ def _edges(
     """Add the hops of a phase; return the first and the last one of each edge, -1 where there is none."""
     first = np.full(forest.parent.shape, -1, np.int32)
     last = first.copy()
+    backwards = phase is Phase.BROADCAST and forest.broadcast is None
     for hops in forest.blocks(phase):
         nodes = builder.hops(hops.sender, hops.level, hops.receiver, share[hops.piece], phase)
-        # The hops of a detour follow one another; of a direct edge the one hop is first and last.
-        start, end = slice(None, None, -1), slice(None)
-        first[hops.piece[start], hops.server[start]] = nodes[start]
-        last[hops.piece[end], hops.server[end]] = nodes[end]
+        # The hops of a detour follow one another, from its start to its end; a direct edge has one hop.
         follows = (hops.piece[1:] == hops.piece[:-1]) & (hops.server[1:] == hops.server[:-1])
-        if phase is Phase.BROADCAST and forest.broadcast is None:  # the reduce phase, hop by hop reversed
-            builder.arrows(nodes[1:][follows], nodes[:-1][follows])
-            first[hops.piece, hops.server] = nodes
-            last[hops.piece[start], hops.server[start]] = nodes[start]
-        else:
-            builder.arrows(nodes[:-1][follows], nodes[1:][follows])
+        starts, ends = np.ones((2, len(nodes)), np.bool_)
+        starts[1:], ends[:-1] = ~follows, ~follows
+        before, after = nodes[:-1][follows], nodes[1:][follows]
+        if backwards:  # these are the hops of the reduce phase in its order, each of them reversed
+            starts, ends, before, after = ends, starts, after, before
+        builder.arrows(before, after)
+        first[hops.piece[starts], hops.server[starts]] = nodes[starts]
+        last[hops.piece[ends], hops.server[ends]] = nodes[ends]
     return first, last
 
 
