@@ -4,7 +4,8 @@ Give every usable NIC i a price y_i >= 0. In any forest, whatever its roots, sha
 each piece is reduced on edges that join all live servers, and broadcast on such edges again; a hop
 over NICs i and j costs y_i + y_j per unit of P that it carries. So both phases together cost at least
 2·MST(y) for all of P, MST(y) being the cheapest tree that joins all servers. On the other hand no NIC of
-rate r_i can send more than r_i·GST, nor receive more, so they cost at most 2·GST·Σ r_i y_i. Hence
+rate r_i can send more than r_i·GST, nor receive more, so they cost at most 2·GST·Σ r_i y_i; r_i is no
+more than the rates of all other NICs of its group together, which are what it sends to. Hence
 
     GST >= MST(y) / Σ r_i y_i    for any prices y.
 
@@ -77,7 +78,7 @@ def prove(fabric: Fabric) -> Bound:
     nics = number_nics(fabric)
     cut = cut_bound(nics)
     if len(nics.servers) <= 2:
-        # One survivor sends nothing, and of two each sends once over all NICs that join them.
+        # One survivor sends nothing; of two each sends once over all cables, each as fast as its slower end.
         return Bound(cut, OPTIMUM)
     solved = best_prices(nics, alike(nics)) if len(nics.owner) <= _MOST_NICS else None
     if solved is None:

@@ -25,7 +25,8 @@ class Nics:
         servers: place -> server id.
         owner: NIC -> place of its server.
         level: NIC -> level.
-        rate: NIC -> rate of its link, in units of B.
+        rate: NIC -> rate that it can use, in units of B: that of its link, or what all others of its group
+            have together where that is less, as only they send to it and receive from it.
         group: NIC -> group.
         members: group -> NICs.
         of: place -> NICs of the server.
@@ -68,12 +69,19 @@ def number_nics(fabric: Fabric) -> Nics:
             nics.of[place[server]].append(len(nics.owner))
             nics.owner.append(place[server])
             nics.level.append(level)
-            nics.rate.append(fabric.rate(server, level))
             nics.group.append(len(nics.members) - 1)
+        links = [fabric.rate(server, level) for server in attached]
+        nics.rate.extend(_usable(links) if fabric.rates else links)
     for server, own in zip(nics.servers, nics.of, strict=True):
         if not own and len(place) > 1:
             raise FabricError(f"server {server} of {fabric} is cut off: heal one of its links or remove it")
     return nics
+
+
+def _usable(rates: list[Fraction]) -> list[Fraction]:
+    """What each NIC of a group can use of the rate of its link."""
+    whole = sum(rates, Fraction(0))
+    return [min(rate, whole - rate) for rate in rates]
 
 
 def cut_bound(nics: Nics) -> Fraction:
