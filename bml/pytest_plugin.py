@@ -5,10 +5,11 @@
     def test_training(fault_plan):
         result = bml.launch(train, "bcube:3x2", launcher="processes", faults=fault_plan)
 
-Every test draws a plan of its own from the seed and its own name, so it draws the same one when it is run
-alone. The plan is shown with the failure of a test. If a fault of the plan was given to no job, or never
-struck in the jobs of a test, the test fails, unless the marker has must_strike=False; so does a marked test
-that does not take the plan. docs/guides/testing.md tells more.
+Every test draws a plan of its own from the seed and its own name (`own_name`), so it draws the same one when
+it is run alone, from another folder, and by any worker of pytest-xdist. The plan is shown with the failure of
+a test. If a fault of the plan was given to no job, or never struck in the jobs of a test, the test fails,
+unless the marker has must_strike=False; so does a marked test that does not take the plan.
+docs/guides/testing.md tells more.
 """
 
 from __future__ import annotations
@@ -231,5 +232,15 @@ def _plan(request: pytest.FixtureRequest) -> FaultPlan:
             "pytest.mark.faults takes either faults as texts, or fabric= and steps=, and count= and kinds=; "
             f"and must_strike= with both; it was given {marker.args} and {settings}"
         )
-    seed = request.config.stash[_SEED] << 32 | zlib.crc32(request.node.nodeid.encode())
+    seed = request.config.stash[_SEED] << 32 | zlib.crc32(own_name(request.node).encode())
     return FaultPlan.draw(seed, parse(settings.pop("fabric")), **settings)
+
+
+def own_name(item: pytest.Item) -> str:
+    """Name a test by its file, classes and function: `test_training.py::TestLoss::test_kill[bcube:3x2]`.
+
+    `item.nodeid` also has the folders from pytest's rootdir on, which depends on where pytest was started,
+    and what pytest-xdist adds with `--dist loadgroup`.
+    """
+    classes = (node.name for node in item.listchain() if isinstance(node, pytest.Class))
+    return "::".join([item.path.name, *classes, item.name])

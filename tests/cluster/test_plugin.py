@@ -95,6 +95,36 @@ def test_workers_of_xdist_draw_from_the_printed_seed(suite: Path) -> None:
     assert re.findall(r"^DRAWN (.*)", run(suite, "--fault-seed", seed, "-rP", "-k", "drawn"), re.M) == drawn
 
 
+PLACED = """
+import pytest
+
+@pytest.mark.xdist_group("together")
+@pytest.mark.faults(fabric="bcube:3x2", steps=400, count=3)
+class TestGroup:
+    @pytest.mark.parametrize("name", ["a", "b@c", "d::e"])
+    def test_drawn(self, fault_plan, name):
+        print("DRAWN", name, fault_plan)
+"""
+
+
+def test_the_same_plan_from_another_folder_and_with_groups(tmp_path: Path) -> None:
+    """`nodeid` has the way from pytest's rootdir to the file, and the group of pytest-xdist."""
+    pytest.importorskip("xdist")
+    inner = tmp_path / "project" / "tests"
+    inner.mkdir(parents=True)
+    (inner / "test_placed.py").write_text(PLACED)
+
+    def drawn(folder: Path, *arguments: str) -> set[str]:
+        out = run(folder, "--fault-seed", "7", "-rP", *arguments)
+        return set(re.findall(r"^DRAWN (.*)", out, re.M))
+
+    here = drawn(inner, "--rootdir", str(inner))
+    assert len(here) == 3
+    assert len({line.partition(" ")[2] for line in here}) == 3, "each has a plan of its own"
+    assert drawn(tmp_path, "--rootdir", str(tmp_path)) == here
+    assert drawn(inner, "--rootdir", str(inner), "-n", "1", "--dist", "loadgroup") == here
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["-q", "-qq", "--tb=no"])
 def test_the_seed_is_shown_after_a_failure_also_without_a_header(suite: Path, style: str) -> None:
