@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bml.io.files import write_whole
 from bml.topology.errors import FabricError, UsageError
 from bml.train.balancing.throughput import SizeSummary
 
@@ -108,9 +109,9 @@ def _simple(value: Any, deep: int) -> Any:
 
 
 def write_file(file: Path, text: str) -> None:
-    """Write a file. Raises FabricError if it can no longer be written."""
+    """Write a file, whole or not at all. Raises FabricError if it can no longer be written."""
     try:
-        file.write_text(text)
+        write_whole(file, text.encode())
     except OSError as error:
         raise FabricError(f"{file} could not be written: {error.strerror or error}") from None
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bml.cli.output import current
-from bml.cli.printed import check_writable, strict_json
+from bml.cli.printed import check_writable, strict_json, write_file
 from bml.cli.recordings.kept import dumping, keep_recording
 from bml.cli.summary import summarise
 from bml.cli.values import FiniteRange, ServerRange, TrafficClass, check_with
@@ -28,7 +28,7 @@ from bml.cluster.fleets.placement import Reservation
 from bml.cluster.launcher.callbacks import view_line
 from bml.cluster.launcher.launch import KEPT_MIB, LAUNCHERS, start
 from bml.cluster.launcher.result import Result
-from bml.errors import BmlError, TrainingError, UsageError
+from bml.errors import BmlError, FabricError, TrainingError, UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.faults import FaultPlan
 from bml.topology import parse
@@ -247,9 +247,9 @@ def _write(path: Path | None, option: str, text: str | None) -> Iterator[str]:
     if path is None or text is None:
         return
     try:
-        path.write_text(text)
-    except OSError as error:
-        yield f"Error: {option} {path} could not be written: {error.strerror or error}"
+        write_file(path, text)
+    except FabricError as error:
+        yield f"Error: {option} {error}"
 
 
 def _outcome(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bml.cli import main
-from bml.cli.printed import check_writable, size_lines, strict_json
-from bml.topology.errors import UsageError
+from bml.cli.printed import check_writable, size_lines, strict_json, write_file
+from bml.topology.errors import FabricError, UsageError
 from bml.train.balancing.throughput import SizeSummary
 
 
@@ -90,6 +94,48 @@ def test_a_disk_that_is_full_is_an_error_in_words(command: list[str]) -> None:
     found = CliRunner().invoke(main, command)
     assert "/dev/full could not be written: No space left on device" in found.output
     assert not found.exception or isinstance(found.exception, SystemExit)
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Files may have so few bytes that a report does not fit."""
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_file_that_was_there_is_kept_if_the_new_one_does_not_fit(tmp_path: Path, full_disk: None) -> None:
+    report = tmp_path / "report.json"
+    report.write_text("the old one")
+    with pytest.raises(FabricError, match=r"report\.json could not be written: File too large"):
+        write_file(report, "x" * (1 << 12))
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"report.json": "the old one"}
+
+
+def test_a_new_file_is_where_the_link_leads_with_the_mode_of_the_old_one(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    write_file(link, "new")
+    assert (target.read_text(), link.is_symlink(), target.stat().st_mode & 0o777) == ("new", True, 0o640)
+
+
+@pytest.mark.parametrize("stream", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+@pytest.mark.parametrize("piped", [False, True])
+def test_streams_are_written_in_place(stream: str, piped: bool, tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib; from bml.cli.printed import write_file\n"
+        f"write_file(pathlib.Path({stream!r}), 'text'); os.write(1, b' and more')"
+    )
+    with (tmp_path / "out").open("ab") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE if piped else out, check=True, timeout=60
+        )
+    assert (done.stdout if piped else (tmp_path / "out").read_bytes()) == b"text and more"
 
 
 def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:

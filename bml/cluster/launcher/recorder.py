@@ -12,13 +12,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bml.cluster.fleets.fleet import Answers, Patience
 from bml.cluster.spec.job import JobSpec, Request
 from bml.errors import FabricError, UsageError
+from bml.io.files import write_whole
 from bml.protocol.record.recording import pack, who_of
 
 _WRITING = threading.Lock()
@@ -162,12 +162,8 @@ def keep(job: str, data: bytes) -> Path:
 
 def write(path: Path, data: bytes) -> None:
     """Write a file, whole or not at all. Any threads may, also at the same time. Raises FabricError."""
-    opening = path.with_name(f".{path.name}.{os.getpid()}")
     with _WRITING:
         try:
-            opening.write_bytes(data)
-            opening.replace(path)
+            write_whole(path, data)
         except OSError as error:
-            with suppress(OSError):  # no such folder, or one that is now a file
-                opening.unlink()
             raise FabricError(f"the recording cannot be written to {path}: {error.strerror}") from None

@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from bml.io.files import write_whole
 from bml.schedule.select.model import DEFAULTS, Constants
 from bml.topology import UsageError
 
@@ -68,7 +69,7 @@ def store_constants(constants: Constants, path: Path | None = None) -> Path:
     target = path or default_path()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(asdict(constants), indent=2) + "\n")
+        write_whole(target, (json.dumps(asdict(constants), indent=2) + "\n").encode())
     except OSError as error:
         raise UsageError(f"the constants cannot be written to {target}: {error.strerror}") from None
     return target

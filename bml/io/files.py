@@ -1,0 +1,36 @@
+"""Writes files so that a reader finds the old one or the new one, also if the disk is full."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all; any threads may. Raises OSError, and the old file stays.
+
+    Pipes and devices are written in place, and so is a file in a folder in which none can be made.
+    """
+    target = path.resolve()
+    if _is_stream(path) or not os.access(target.parent, os.W_OK):
+        path.write_bytes(data)
+        return
+    opening = target.with_name(f".bml-{os.getpid()}-{threading.get_ident()}")
+    try:
+        opening.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, opening)
+        opening.replace(target)
+    except BaseException:
+        with suppress(OSError):  # no such folder, or one that is now a file
+            opening.unlink()
+        raise
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is no plain file, or one that is open under a name of /dev or /proc, such as /dev/stdout."""
+    folder = str(path.parent.resolve())
+    return (path.exists() and not path.is_file()) or folder == "/dev" or folder.startswith("/proc/")
