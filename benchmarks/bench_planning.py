@@ -207,6 +207,7 @@ def groups(quick):
         yield f"{name} pairs", found[:: 40 if quick else 1], 1.05, 1.15
     for name in RANDOM:
         yield f"{name} random 1-6", random_sets(name, 25 if quick else 500, (1, 6)), 1.05, 1.15
+        yield f"{name} slow NICs", slowed_sets(name, 25 if quick else 500), 1.05, 1.15
     for name in LARGE:
         yield f"{name} random 1-6", random_sets(name, 2 if quick else 6, (1, 6)), 1.02, 1.03
 
@@ -218,6 +219,20 @@ def random_sets(name, count, failures):
     possible = all_parts(healthy)
     while len(found) < count:
         fabric = healthy.without(*rng.sample(possible, rng.randint(*failures)))
+        if survivable(fabric):
+            found.append(fabric)
+    return found
+
+
+def slowed_sets(name, count):
+    """Fabrics with 0 to 6 failures and 1 to 6 slow NICs, of 0.1 to 0.9 of the rate of the others."""
+    rng = random.Random(1)
+    healthy, found = parse(name), []
+    possible = all_parts(healthy)
+    while len(found) < count:
+        slow = rng.sample(healthy.links, rng.randint(1, 6))
+        rated = healthy.with_rates({link: f"{rng.randint(1, 9)}/10" for link in slow})
+        fabric = rated.without(*rng.sample(possible, rng.randint(0, 6)))
         if survivable(fabric):
             found.append(fabric)
     return found
