@@ -41,8 +41,12 @@ class Collectives:
             job: movements.Job,
             opts: Any = None,
             timeout: timedelta | None = None,
+            fills: bool = True,
         ) -> GroupWork:
-            """Begin a collective that gives `outputs` their values, if its job returns True."""
+            """Begin a collective that gives `outputs` their values, if its job returns True.
+
+            With `fills` False it will not. Raises UsageError for an output that cannot be written.
+            """
             raise NotImplementedError
 
     # --- reductions ------------------------------------------------------------------------------
@@ -70,7 +74,7 @@ class Collectives:
                 how.store(values, tensors)
             return steps.rank == root
 
-        return self.begin("reduce", tensors, job, opts)
+        return self.begin("reduce", tensors, job, opts, fills=self.rank() == root)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Reduce a list of tensors, one a rank, and give each rank its own."""
@@ -113,8 +117,9 @@ class Collectives:
         tensors = listed(tensors)
         check(tensors, "broadcast")
         check_alike(tensors, "broadcast")
-        job = movements.broadcast(tensors, root_of(opts, self.size()))
-        return self.begin("broadcast", tensors, job, opts, timeout)
+        root = root_of(opts, self.size())
+        job = movements.broadcast(tensors, root)
+        return self.begin("broadcast", tensors, job, opts, timeout, fills=self.rank() != root)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:
         """Give all ranks the tensors of all, as a list."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from bml.topology.errors import UsageError
 from bml.torch.arguments import contiguous, listed
-from bml.torch.tensors import Tensor, check, raw
+from bml.torch.tensors import Tensor, check, check_writable, raw
 from bml.torch.work import GroupWork, WorkThread
 
 ANY = -1
@@ -49,6 +49,7 @@ class Messages:
         """Begin to receive one tensor; the `source_rank` of the work is the rank that sent it."""
         tensor = single(tensors, "recv")
         check([tensor], "recv")
+        check_writable([tensor], "recv")
         into = contiguous(tensor)
         begun = self.ready().begin_recv(raw(into), source, tag)
 

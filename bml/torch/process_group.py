@@ -26,7 +26,7 @@ from bml.torch.devices.pinned import PinnedMemory
 from bml.torch.devices.staging import Staging, staged
 from bml.torch.messages import ANY, Messages, Messenger, single
 from bml.torch.steps import GroupSteps, Vector
-from bml.torch.tensors import Tensor
+from bml.torch.tensors import Tensor, check_writable
 from bml.torch.work import GroupWork, WorkThread
 from bml.train.communicator import Communicator
 
@@ -248,8 +248,11 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # PyT
         job: Callable[[GroupSteps], object],
         opts: Any = None,
         timeout: timedelta | None = None,
+        fills: bool = True,
     ) -> GroupWork:
         """Begin a collective of tensors in host memory; see `put`."""
+        if fills:
+            check_writable(outputs, call)
 
         def in_place(steps: GroupSteps) -> None:
             job(steps)

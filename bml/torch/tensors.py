@@ -56,6 +56,16 @@ def check_dense(tensors: Sequence[Tensor], call: str) -> None:
             )
 
 
+def check_writable(tensors: Sequence[Tensor], call: str) -> None:
+    """Raise UsageError unless all can take a result: each element has memory of its own."""
+    for each in tensors:
+        if any(size > 1 and stride == 0 for size, stride in zip(each.shape, each.stride(), strict=True)):
+            raise UsageError(
+                f"{call} was given an expanded tensor, whose elements share memory, to write into: give "
+                "tensor.contiguous()"
+            )
+
+
 def check_alike(tensors: Sequence[Tensor], call: str) -> None:
     """Raise UsageError unless they are at least one, and of one dtype."""
     if not tensors:

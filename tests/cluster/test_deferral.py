@@ -109,6 +109,29 @@ def test_in_other_threads_nothing_is_put_off(signalled: int) -> None:
     assert signal.getsignal(signalled) is interrupt
 
 
+def test_another_thread_may_close(signalled: int) -> None:
+    """As a thread does that closes a group; the handlers stay with the main thread, and work."""
+    poller, ends = Poller(), list[BaseException]()
+    deferral = Deferral(poller.wake)
+    run(deferral, lambda: None)
+
+    def close() -> None:
+        try:
+            deferral.close()
+        except ValueError as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    thread.join()
+    assert ends == []
+    with pytest.raises(Interrupted):
+        signal.raise_signal(signalled)
+    deferral.close()
+    assert signal.getsignal(signalled) is interrupt
+    poller.close()
+
+
 @pytest.mark.real
 @pytest.mark.timeout(60)
 def test_a_child_that_another_thread_forks_puts_nothing_off() -> None:

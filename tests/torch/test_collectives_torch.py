@@ -322,6 +322,11 @@ BAD = {
         [torch.ones(2)], options(dist.AllreduceOptions, "BXOR")
     ),
     "offers": lambda group: group.allreduce([torch.ones(2)], dist._make_nccl_premul_sum(2.0)),
+    "all_reduce was given an expanded tensor": lambda group: group.allreduce([torch.ones(1).expand(3)]),
+    "all_gather was given an expanded": lambda group: group.allgather(
+        [[torch.ones(2), torch.ones(1).expand(2)]], [torch.ones(2)]
+    ),
+    "recv was given an expanded": lambda group: group.recv([torch.ones(1).expand(3)], 1 - group.rank()),
     "takes tensors": lambda group: group.allreduce([1]),
     "at least one tensor": lambda group: group.allreduce([]),
     "the root is rank 9": lambda group: group.broadcast(

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from bml.errors import BmlError, ContributorLost
 from bml.topology.errors import UsageError
@@ -56,6 +57,7 @@ class _Wanted:
     tag: int
     into: memoryview
     done: Done
+    number: int = 0
 
 
 @dataclass(eq=False)
@@ -64,6 +66,54 @@ class _Arriving:
     tag: int
     nbytes: int
     data: bytearray = field(default_factory=bytearray)
+    number: int = 0
+
+
+Item = TypeVar("Item", _Wanted, _Arriving)
+
+
+class _Queues(Generic[Item]):
+    """What waits, in queues by tag and source: thousands of messages are not looked through for one."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, dict[int, deque[Item]]] = {}
+        self._n = 0
+
+    def __iter__(self) -> Iterator[Item]:
+        return (each for sources in self._queues.values() for queue in sources.values() for each in queue)
+
+    @property
+    def sources(self) -> set[int]:
+        return {source for sources in self._queues.values() for source in sources}
+
+    def put(self, item: Item) -> None:
+        item.number = self._n = self._n + 1
+        self._queues.setdefault(item.tag, {}).setdefault(item.source, deque()).append(item)
+
+    def first(self, tag: int, sources: Iterable[int] | None = None) -> Item | None:
+        """The oldest with this tag of one of the sources, or of any."""
+        queues = self._queues.get(tag, {})
+        heads = [queues[each][0] for each in (queues if sources is None else sources) if each in queues]
+        return min(heads, key=lambda each: each.number, default=None)
+
+    def remove_first(self, item: Item) -> None:
+        """Take out one that `first` gave."""
+        queue = self._queues[item.tag][item.source]
+        queue.popleft()
+        if not queue:
+            self._forget(item.tag, item.source)
+
+    def remove_source(self, source: int) -> list[Item]:
+        """Take out all of a source; returns them by their age."""
+        gone = sorted((each for each in self if each.source == source), key=lambda each: each.number)
+        for tag in {each.tag for each in gone}:
+            self._forget(tag, source)
+        return gone
+
+    def _forget(self, tag: int, source: int) -> None:
+        del self._queues[tag][source]
+        if not self._queues[tag]:
+            del self._queues[tag]
 
 
 class PointToPoint:
@@ -73,15 +123,13 @@ class PointToPoint:
         self._post = post
         self._outgoing: dict[int, deque[_Outgoing]] = {}
         self._arriving: dict[int, _Arriving] = {}
-        self._here: list[_Arriving] = []
-        self._wanted: list[_Wanted] = []
+        self._here = _Queues[_Arriving]()
+        self._wanted = _Queues[_Wanted]()
 
     @property
     def partners(self) -> set[int]:
         """The ranks that something here waits for; ANY is among them if it may be any."""
-        return {rank for rank, queue in self._outgoing.items() if queue} | {
-            each.source for each in self._wanted
-        }
+        return {rank for rank, queue in self._outgoing.items() if queue} | self._wanted.sources
 
     def send(self, to: int, tag: int, data: memoryview, done: Done) -> None:
         """Send bytes, which must not change before `done` is called: then they are at the receiver."""
@@ -92,8 +140,12 @@ class PointToPoint:
 
     def receive(self, source: int, tag: int, into: memoryview, done: Done) -> None:
         """Receive the next message with this tag of a rank, or of ANY, into memory of just its length."""
-        self._wanted.append(_Wanted(source, tag, into, done))
-        self._match()
+        wanted = _Wanted(source, tag, into, done)
+        here = self._here.first(tag, None if source == ANY else (source,))
+        if here is None:
+            self._wanted.put(wanted)
+        elif _give(here, wanted):
+            self._here.remove_first(here)
 
     def came(self, source: int, message: bytes, answer: Callable[[bytes], None]) -> None:
         """A message of another rank has arrived; `answer` brings bytes back to it."""
@@ -106,8 +158,7 @@ class PointToPoint:
         answer(_RECEIVED)
         if len(arriving.data) >= arriving.nbytes:
             del self._arriving[source]
-            self._here.append(arriving)
-            self._match()
+            self._arrived(arriving)
 
     def unsent(self, rank: int, why: str) -> None:
         """The connection to a rank has ended: what it has not confirmed is lost."""
@@ -130,9 +181,7 @@ class PointToPoint:
         self._give_up(rank, why)
 
     def _give_up(self, rank: int, why: str) -> None:
-        gone = [each for each in self._wanted if each.source == rank]
-        self._wanted = [each for each in self._wanted if each.source != rank]
-        for wanted in gone:
+        for wanted in self._wanted.remove_source(rank):
             wanted.done(_unreachable(rank, why))
 
     def fail(self, error: BmlError) -> None:
@@ -140,7 +189,7 @@ class PointToPoint:
         waiting = [each.done for queue in self._outgoing.values() for each in queue]
         waiting += [each.done for each in self._wanted]
         self._outgoing.clear()
-        self._wanted.clear()
+        self._wanted = _Queues[_Wanted]()
         for done in waiting:
             done(error)
 
@@ -161,21 +210,23 @@ class PointToPoint:
         if queue:
             self._send_parts(to)
 
-    def _match(self) -> None:
-        for here in list(self._here):
-            fitting = (
-                each for each in self._wanted if each.tag == here.tag and each.source in (here.source, ANY)
-            )
-            wanted = next(fitting, None)
-            if wanted is None:
-                continue
-            self._wanted.remove(wanted)
-            if wanted.into.nbytes == here.nbytes:
-                self._here.remove(here)
-                wanted.into[:] = here.data
-                wanted.done(here.source)
-            else:
-                wanted.done(_misfit(here, wanted))
+    def _arrived(self, here: _Arriving) -> None:
+        """Give a message to the first that waits for it, and has room; it lies here if nobody does."""
+        while wanted := self._wanted.first(here.tag, (here.source, ANY)):
+            self._wanted.remove_first(wanted)
+            if _give(here, wanted):
+                return
+        self._here.put(here)
+
+
+def _give(here: _Arriving, wanted: _Wanted) -> bool:
+    """Fill the memory of a receiver. One with another length is told so, and the message stays."""
+    if wanted.into.nbytes != here.nbytes:
+        wanted.done(_misfit(here, wanted))
+        return False
+    wanted.into[:] = here.data
+    wanted.done(here.source)
+    return True
 
 
 def _unreachable(rank: int, why: str) -> ContributorLost:

@@ -85,7 +85,9 @@ class Deferral:
             handler(number, frame)
 
     def close(self) -> None:
-        """Give the handlers back; in the main thread, in others it has no effect."""
+        """Give the handlers back; without effect in other threads, where Python forbids it."""
+        if get_ident() != self._main:
+            return
         for number, handler in self._handlers():
             if isinstance(handler, _Deferred) and handler.deferral is self:
                 signal.signal(number, handler.handler)

@@ -7,7 +7,7 @@ from bml.torch.devices.device_work import DeviceWork
 from bml.torch.devices.pinned import PinnedMemory
 from bml.torch.devices.staging import plain
 from bml.torch.messages import Messages
-from bml.torch.tensors import Tensor, raw
+from bml.torch.tensors import Tensor, check_writable, raw
 from bml.torch.work import GroupWork
 
 
@@ -40,6 +40,7 @@ def recv(
 ) -> GroupWork:
     """Begin to receive one tensor; the `source_rank` of the work is the rank that sent it."""
     messenger = messages.ready()
+    check_writable([tensor], "recv")
     work = DeviceWork("recv", [tensor], messages.limit_s, device)
     called = device.mark()
     slab = memory.take([tensor])

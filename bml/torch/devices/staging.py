@@ -28,7 +28,7 @@ from bml.torch.devices.slices import SlicedAllReduce, cut, n_slices
 from bml.torch.movements import Job
 from bml.torch.reductions import reduction
 from bml.torch.steps import GroupSteps
-from bml.torch.tensors import Tensor, check_dense, describe, is_tensor
+from bml.torch.tensors import Tensor, check_dense, check_writable, describe, is_tensor
 from bml.torch.work import GroupWork
 from bml.train.operations.places import Empty
 
@@ -165,9 +165,12 @@ class _StagedCall(Collectives):
         job: Job,
         opts: Any = None,
         timeout: timedelta | None = None,
+        fills: bool = True,
     ) -> GroupWork:
         """Begin a job on the twins, of which it fills `outputs`: those that it leaves are not copied in."""
         targets = [self._given[id(each)] for each in outputs]
+        if fills:
+            check_writable(targets, call)
         brought = self._brought()
 
         def on_twins(steps: GroupSteps) -> None:
@@ -187,6 +190,7 @@ class _StagedCall(Collectives):
         if n == 1 or not how.op:
             return super().allreduce(tensors, opts, timeout)
         target = self._given[id(twins[0])]
+        check_writable([target], "all_reduce")
         self._slabs.append(self._memory.take(twins))
         (result,) = self._slabs[1].tensors(twins)
         brought = self._brought(n)
