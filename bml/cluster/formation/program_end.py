@@ -1,15 +1,18 @@
 """How the program of this process ends: whether it failed, as its groups tell the others.
 
 When a process ends, Python has forgotten the SystemExit that ended its program, and with it the status. So
-`watch` has sys.exit remember it. A SystemExit that a program raises without sys.exit is taken for a good end.
-One that the program catches, such as that of argparse, is forgotten as soon as the program lets go of it.
+`watch` has sys.exit remember it, and `exit` and `quit` call that. A SystemExit that a program raises itself
+is taken for a good end. One that the program catches, such as that of argparse, is forgotten as soon as the
+program lets go of it.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from typing import NoReturn
+from _sitebuiltins import Quitter
+from contextlib import suppress
+from typing import Any, NoReturn
 
 _before = sys.exit
 _watches = False
@@ -23,6 +26,7 @@ def watch() -> None:
     global _before, _watches
     if not _watches:  # once: another one that wraps sys.exit after us calls us
         _before, sys.exit, _watches = sys.exit, _exit, True
+        Quitter.__call__ = _quit  # type: ignore[method-assign, assignment]
 
 
 def is_failure(raised: BaseException | None) -> bool:
@@ -56,6 +60,13 @@ def _is_running() -> bool:
     """Whether what calls __del__ is the program: neither the interpreter at its end nor another thread."""
     this = threading.current_thread()
     return this is threading.main_thread() and this.is_alive() and sys._getframe(1).f_back is not None
+
+
+def _quit(quitter: Quitter, code: Any = None) -> NoReturn:
+    """`exit(code)` and `quit(code)`, which raise SystemExit without sys.exit."""
+    with suppress(Exception):  # as in site: shells look whether it is closed
+        sys.stdin.close()
+    sys.exit(code)
 
 
 def _exit(status: object = None, /) -> NoReturn:

@@ -63,6 +63,13 @@ last()
 """,
         "failed",
     ),
+    "exit": ("exit(1)", "failed"),
+    "quit in a handler of a signal": (
+        "import signal\nsignal.signal(15, lambda *_: quit(1))\nsignal.raise_signal(15)",
+        "failed",
+    ),
+    "a good exit": ("exit()", "good"),
+    "a caught exit of the site": ("try:\n    exit(1)\nexcept SystemExit:\n    pass", "good"),
     "another error": ("raise ValueError", "failed"),
 }
 
