@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from bml.bench.training import replay as replayed
 from bml.bench.training import running
 from bml.cli import main
+from bml.cluster.launcher import jobsocket
 from bml.fabric import GOODPUT, namespace
 from bml.pytest_plugin import BringUp
 
@@ -53,6 +54,7 @@ def our_namespaces(pid: int) -> list[str]:
 
 @pytest.mark.smoke
 def test_rows_of_real_trainings_and_a_kill(model: str) -> None:
+    jobsocket.folder()  # of this user: it stays
     before = set(Path(tempfile.gettempdir()).iterdir()), psutil.Process().children(recursive=True)
     result = train("--model", model, *QUICK, "--against", "ring@switch:4", "--fail", "server:3@5", "--json")
     assert result.exit_code == 0, result.output
