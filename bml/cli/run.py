@@ -76,6 +76,8 @@ _SEEDED_STEPS = 50
 @click.option("--algorithm", default="auto", show_default=True, help="See bml plan.")
 @click.option(
     "--detect-s",
+    envvar="BML_DETECT_S",
+    show_envvar=True,
     type=float,
     help="Seconds of silence after which a failure is suspected; it is noticed within 1.25 times as long. "
     "[default: 0.5]",

@@ -167,7 +167,7 @@ def test_the_reader_of_a_pipe_does_not_see_that_it_was_looked_at(tmp_path: Path)
     assert not looking.is_alive(), "it waits for a reader"
     reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
     pipe.write_text("the report")
-    assert reader.communicate(timeout=10)[0] == "the report"
+    assert reader.communicate(timeout=30)[0] == "the report"
 
 
 def test_the_throughput_is_shown_of_jobs_that_had_several_sizes() -> None:

@@ -40,7 +40,7 @@ class Seen:
         self.failures.update(snapshot["failures"])
 
 
-def wait_for(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], within_s: float = 60.0) -> Any:
     deadline = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not come to that"

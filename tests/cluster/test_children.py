@@ -145,7 +145,7 @@ def test_a_launcher_that_is_killed_leaves_no_daemons_and_no_stopped_server(folde
         theirs = {each.pid for each in server.children()}
         process.kill()
         process.wait(20)
-        left = psutil.wait_procs([each for each in family if each.pid not in theirs], timeout=10)[1]
+        left = psutil.wait_procs([each for each in family if each.pid not in theirs], timeout=30)[1]
         assert left == []
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None

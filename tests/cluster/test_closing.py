@@ -191,7 +191,7 @@ def test_a_job_ends_although_its_fork_server_is_stopped() -> None:
     begun = time.monotonic()
     job.close()
     assert time.monotonic() - begun < WITHIN_S
-    assert psutil.wait_procs(family, timeout=2)[1] == []
+    assert psutil.wait_procs(family, timeout=30)[1] == []
     assert jobs.children() == before
 
 
@@ -272,7 +272,7 @@ def outlives_all(session: bml.Session) -> None:
 def test_servers_end_although_launcher_and_coordinator_are_stopped_for_good() -> None:
     with commands.begun(sys.executable, "-c", STOPPED) as process:
         launcher = psutil.Process(process.pid)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while launcher.status() != psutil.STATUS_STOPPED:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -33,7 +33,7 @@ from bml.train.session import Session
 
 VIEWS = int(os.environ.get("BML_SOAK_VIEWS", "60"))
 WARM = 30
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 COMES_AND_GOES = 3
 #: What is kept up to a bound (here a low one): commits and views for the report, inputs for a replay, steps
 #: for predictions.

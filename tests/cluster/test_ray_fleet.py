@@ -113,7 +113,7 @@ def test_a_server_that_ray_does_not_reach_while_it_starts_is_asked_again(ray: Fa
     ray.answers["ServerActor 1", "contact"] = unavailable()
     starting = threading.Thread(target=fleet.start, args=(b"train",))
     starting.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while len(ray.asked("ServerActor 1", "contact")) < 3:
         assert starting.is_alive()
         assert time.monotonic() < deadline
@@ -230,7 +230,7 @@ def test_every_view_is_told_on_ray(ray: FakeRay, fleet: Any, monkeypatch: pytest
     monkeypatch.setattr(ray_actors, "CoordinatorLoop", Loop)
     actor = ray_actors.CoordinatorActor()
     actor.begin(SPEC, {}, {}, 1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while not actor._ended:
         assert time.monotonic() < deadline
     ray.answers["CoordinatorActor", "said"] = actor.said()
@@ -264,7 +264,7 @@ def test_the_last_view_is_told_though_the_job_is_over(ray: FakeRay, fleet: Any) 
         ray.answers[f"ServerActor {server}", "run"] = cloudpickle.dumps(report(server))
     ray.answers["CoordinatorActor", "said"] = said(1)
     told = list[Any]()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while len([each for each in told if isinstance(each, Reported)]) < len(SPEC.servers):
         assert time.monotonic() < deadline
         told += fleet.wait(0.01)

@@ -115,7 +115,7 @@ def test_interrupt_and_termination_leave_no_ray_behind(
             commands.interrupt(process, number)
         process.communicate(timeout=30)
     assert process.returncode == status
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=30)[1] == []
     assert ray_leftovers() == before
 
 

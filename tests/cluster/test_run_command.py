@@ -149,7 +149,7 @@ def test_every_signal_that_ends_a_command_leaves_nothing(
         _, stderr = process.communicate(timeout=20)
     assert process.returncode == status
     assert "Traceback" not in stderr
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=30)[1] == []
     sockets = list((tmp_path / "bml").iterdir())
     assert len(sockets) == (number == signal.SIGKILL), "the next command that looks removes it"
     assert list((tmp_path / "tmp").iterdir()) == []

@@ -90,7 +90,7 @@ def _claim(contact: Any, spec: JobSpec) -> None:
         )  # fmt: skip
 
     dial()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while not said:
         assert time.monotonic() < deadline
         poller.poll(0.1)

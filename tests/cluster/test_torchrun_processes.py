@@ -402,7 +402,7 @@ def test_two_launchers_as_the_same_node_are_refused(tmp_path: Path) -> None:
         torchrun(tmp_path, *common, "1", name) as other,
     ):
         refused = _first_to_end(one, other)
-        assert "another launcher is node 1 already" in refused.communicate(timeout=10)[1]
+        assert "another launcher is node 1 already" in refused.communicate(timeout=30)[1]
         assert refused.returncode == 1
         for process in (host, one, other):
             if process.poll() is None:

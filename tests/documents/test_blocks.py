@@ -27,7 +27,7 @@ def marks_of(page: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=marks_of(page)) for page in dict.fromkeys(block.page for block in BLOCKS)],

@@ -119,7 +119,7 @@ def test_a_launcher_that_is_killed_takes_its_machines_along(network: EmulatedFab
     family = psutil.Process(launcher.pid).children(recursive=True)
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=30)[1] == []
     assert namespace.processes([network.namespace(0)]) == {}
 
 

@@ -108,7 +108,7 @@ def test_interrupt_and_termination_leave_nothing(
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == status
     assert "Traceback" not in stderr
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=30)[1] == []
     assert our_namespaces(process.pid) == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
