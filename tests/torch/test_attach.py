@@ -6,6 +6,7 @@ import copy
 import gc
 import warnings
 import weakref
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -72,6 +73,24 @@ def test_a_death_and_a_joiner_change_no_number(name: str, moment: str) -> None:
     assert sorted(job.values) == [0, 1, 2]
     assert_close(job.value, expected(adam, make_scheduler=SCHEDULERS[name]))
     assert all(ledger["complete"] for ledger in job.ledgers.values())
+
+
+def odd() -> Any:
+    """Parameters whose elements lie in another order than that of their places."""
+    model = mlp()
+    for module in model:
+        if isinstance(module, nn.Linear):
+            module.weight = nn.Parameter(module.weight.detach().t().contiguous().t())
+    return model
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_fused_optimizers_get_gradients_that_lie_as_their_parameters(overlaps: bool) -> None:
+    fused = partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)
+    make = lambda model: fused(model.parameters())  # noqa: E731
+    faults = Faults(kills={2: (7, "before")})
+    found = on_servers(training(make, make_model=odd, overlap_forward=overlaps), 3, faults)
+    assert_close(found.value, expected(make, make_model=odd))
 
 
 @pytest.mark.parametrize("call", range(1, 22))

@@ -38,6 +38,9 @@ class GradientBucket:
         self._dtype = reduced_dtype(first.dtype)
         shapes = [tuple(each.shape) for each in self.parameters]
         self._vector = vector_on(first.device, shapes, (self._dtype, first.dtype), session.empty)
+        like = [torch.empty_like(each.detach(), device="meta") for each in self.parameters]
+        self._strides = [each.stride() for each in like]
+        """Those of gradients that autograd makes: fused optimizers rely on the layout of the parameters."""
         self._markers = [sent(each) for each in self.parameters]
         """What stands in the places of gradients that were made."""
         self._pending: Pending | None = None
@@ -122,8 +125,9 @@ class GradientBucket:
     def take(self, mean: Array) -> None:
         """Let the gradients of the parameters be the mean that the step has given."""
         self._pending = None
-        for parameter, part in zip(self.parameters, self._vector.take(mean), strict=True):
-            parameter.grad = part
+        means = zip(self.parameters, self._vector.take(mean), self._strides, strict=True)
+        for parameter, part, strides in means:
+            parameter.grad = _laid(part, strides)
 
     def _take(self, place: int) -> None:
         """Take a gradient that is whole from its parameter. Raises UsageError for a sparse one."""
@@ -147,3 +151,11 @@ class GradientBucket:
             return gathered
 
         return recompute
+
+
+def _laid(mean: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The mean in another layout of memory, copied if it has another one."""
+    if mean.stride() == strides:
+        return mean
+    laid = torch.empty_strided(mean.shape, strides, dtype=mean.dtype, device=mean.device)
+    return laid.copy_(mean)
