@@ -14,11 +14,11 @@ of a server and a switch a NIC. `capacity` is the rate of the NIC, or of both NI
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree.ElementTree import ParseError
+from xml.etree.ElementTree import ParseError, fromstring
 
 import networkx as nx
 
@@ -27,6 +27,7 @@ from bml.topology.fabric import Fabric
 from bml.topology.graph import Ends, graph, is_notation, of_switches
 
 _MOST_NBYTES = 16_000_000
+_MOST_DIGITS = 6
 
 
 class _Edge(NamedTuple):
@@ -48,11 +49,9 @@ def graph_of(text: str) -> Fabric:
             raise UsageError(f"graph {path} is no file: give a list of edges, JSON or GraphML")
         if path.stat().st_size > _MOST_NBYTES:
             raise UsageError(f"graph {path} is too large: {_MOST_NBYTES // 10**6} MB are the most")
-        data = path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"graph {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"graph {path} is no text: give a list of edges, JSON or GraphML") from None
     except ValueError as error:
         raise UsageError(f"graph {text!r} cannot be read: {error}") from None
     try:
@@ -61,13 +60,15 @@ def graph_of(text: str) -> Fabric:
         raise UsageError(f"graph {path}: {error}") from None
 
 
-def _edges(path: Path, data: str) -> list[_Edge]:
-    match path.suffix.lower():
-        case ".graphml" | ".xml":
-            return list(_of_graphml(data))
-        case ".json":
-            return list(_of_json(data))
-    return list(_of_lines(data))
+def _edges(path: Path, data: bytes) -> list[_Edge]:
+    kind = path.suffix.lower()
+    if kind in (".graphml", ".xml"):  # says itself how its characters are encoded
+        return list(_of_graphml(data))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError("it is no text: give a list of edges, JSON or GraphML, in UTF-8") from None
+    return list(_of_json(text) if kind == ".json" else _of_lines(text))
 
 
 def _of_lines(data: str) -> Iterator[_Edge]:
@@ -92,7 +93,11 @@ def _of_json(data: str) -> Iterator[_Edge]:
     edges = content.get("edges", content.get("links")) if isinstance(content, dict) else None
     if not isinstance(edges, list):
         raise UsageError('JSON has a list "edges" of [node, node] or [node, node, rate]')
-    read = map(_edge_of_json, edges)
+    read = [_edge_of_json(each) for each in edges]
+    nodes = content.get("nodes", [])
+    if not isinstance(nodes, list):
+        raise UsageError('"nodes" of JSON is a list')
+    _check_nodes((each.get("id") if isinstance(each, dict) else each for each in nodes), read)
     yield from _both_ways(read) if content.get("directed") is True else read
 
 
@@ -107,25 +112,54 @@ def _edge_of_json(edge: Any) -> _Edge:
     raise UsageError(f"{json.dumps(edge):.60} is no edge: write [node, node, rate]")
 
 
-def _of_graphml(data: str) -> Iterator[_Edge]:
+def _of_graphml(data: bytes) -> Iterator[_Edge]:
     try:
+        n_graphs = sum(each.tag.rpartition("}")[2] == "graph" for each in fromstring(data).iter())
         read = nx.parse_graphml(data, force_multigraph=True)
     except (nx.NetworkXError, ParseError, ValueError, KeyError) as error:
         raise UsageError(f"it is no GraphML: {error}") from None
-    edges = (_edge(a, b, attributes.get("capacity", "")) for a, b, attributes in read.edges(data=True))
+    if n_graphs > 1:
+        raise UsageError(f"it has {n_graphs} graphs: give one")
+    edges = [_edge(a, b, attributes.get("capacity", "")) for a, b, attributes in read.edges(data=True)]
+    _check_nodes(read.nodes, edges)
     yield from _both_ways(edges) if read.is_directed() else edges
 
 
+def _check_nodes(nodes: Iterable[Any], edges: Iterable[_Edge]) -> None:
+    """Raise UsageError for a node without an edge: it would be missing in silence."""
+    joined = {end for each in edges for end in each.ends}
+    for node in nodes:
+        if str(node).strip() not in joined:
+            raise UsageError(f"node {node!s:.60} has no edge: the graph falls apart")
+
+
 def _both_ways(edges: Iterable[_Edge]) -> Iterator[_Edge]:
-    """Leave out an edge whose opposite has come: together they are one cable."""
-    unmatched: Counter[_Edge] = Counter()
+    """Leave out an edge whose opposite has come: together they are one cable, which has one rate."""
+    unmatched: dict[tuple[str, str], list[_Edge]] = {}
+    found: list[_Edge] = []
     for edge in edges:
-        opposite = _Edge((edge.ends[1], edge.ends[0]), edge.rate)
-        if unmatched[opposite]:
-            unmatched[opposite] -= 1
+        opposites = unmatched.get((edge.ends[1], edge.ends[0]), [])
+        equal = [each for each in opposites if _value(each.rate) == _value(edge.rate)]
+        if equal:
+            opposites.remove(equal[0])
         else:
-            unmatched[edge] += 1
-            yield edge
+            unmatched.setdefault(edge.ends, []).append(edge)
+            found.append(edge)
+    for (one, other), there in unmatched.items():
+        if there and (back := unmatched.get((other, one))):
+            raise UsageError(
+                f"the cable from {one} to {other} has the rate {there[0].rate or 1} and back "
+                f"{back[0].rate or 1}: give both ways one"
+            )
+    yield from found
+
+
+def _value(rate: str) -> Fraction | str:
+    """The number that a rate is, 1 if there is none; the text if it is no number, which is refused later."""
+    try:
+        return Fraction(rate or 1)
+    except (ValueError, ZeroDivisionError):
+        return rate
 
 
 def _edge(a: Any, b: Any, rate: Any) -> _Edge:
@@ -146,7 +180,7 @@ def _switches(edges: Iterable[_Edge]) -> list[Ends]:
             case [None, None]:
                 raise UsageError(
                     f"switches {ends[0]} and {ends[1]} are joined: a network of switches counts as one, so "
-                    "give them one name"
+                    "give them one name; if these are servers, number them 0, 1, 2, ..."
                 )
             case [None, int(server)]:
                 switches.setdefault(ends[0], []).append((server, rate))
@@ -163,4 +197,12 @@ def _switches(edges: Iterable[_Edge]) -> list[Ends]:
 
 
 def _server(node: str) -> int | None:
-    return int(node) if node.isascii() and node.isdecimal() and len(node) <= 6 else None
+    """The number of a server, None for a switch."""
+    if not (node.isascii() and node.isdecimal()):
+        return None
+    if len(node) > _MOST_DIGITS:
+        raise UsageError(
+            f"node {node:.60} is a whole number, and so a server: they are numbered 0, 1, 2, ...; begin the "
+            "name of a switch with a letter"
+        )
+    return int(node)

@@ -162,6 +162,28 @@ def test_what_is_wrong_with_a_notation(text: str, said: str) -> None:
     assert said in str(error.value)
 
 
+GRAPHML = (
+    '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="undirected">{}'
+    '<node id="0"/><node id="1"/><edge source="0" target="1"/></graph></graphml>'
+)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16"])
+def test_graphml_says_how_it_is_encoded(tmp_path: Path, encoding: str) -> None:
+    text = f'<?xml version="1.0" encoding="{encoding}"?>' + GRAPHML.format(
+        '<node id="Büro"/><edge source="0" target="Büro"/><edge source="1" target="Büro"/>'
+    )
+    (tmp_path / "a.graphml").write_bytes(text.encode(encoding))
+    assert parse(f"graph:{tmp_path / 'a.graphml'}").name == "graph:0-1;0-1"
+
+
+def test_rates_of_both_ways_are_compared_as_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(
+        '{"directed": true, "edges": [[0, 1, "1/2"], [1, 0, 0.5], [1, 2], [2, 1, 1]]}'
+    )
+    assert parse(f"graph:{tmp_path / 'a.json'}").name == "graph:0*1/2-1*1/2;1-2"
+
+
 @pytest.mark.parametrize("rate", ["2", "0.4", "2/5"])
 def test_rates_that_a_message_recommends_are_taken(tmp_path: Path, rate: str) -> None:
     (tmp_path / "a.txt").write_text(f"0 1 {rate}")
@@ -189,6 +211,23 @@ def test_rates_that_a_message_recommends_are_taken(tmp_path: Path, rate: str) ->
         ("a.json", '{"edges": [[0, 1, null]]}', "None is no rate"),
         ("a.json", '{"edges": [[0, 1, 0]]}', "write a positive exact number"),
         ("a.json", '{"edges": [[0, 1, 1e999]]}', "write a positive exact number"),
+        ("a.json", '{"nodes": [{"id": 0}, {"id": 7}, {"id": 1}], "links": [[0, 1]]}', "node 7 has no edge"),
+        ("a.json", '{"nodes": [0, 1, "rack"], "links": [[0, 1]]}', "node rack has no edge"),
+        ("a.json", '{"nodes": 3, "edges": [[0, 1]]}', '"nodes" of JSON is a list'),
+        (
+            "a.json",
+            '{"directed": true, "edges": [[0, 1, 2], [1, 0, 1]]}',
+            "the cable from 0 to 1 has the rate 2 and back 1: give both ways one",
+        ),
+        ("a.txt", "0 1234567\n1 1234567", "node 1234567 is a whole number, and so a server"),
+        ("a.txt", "n0 n1", "if these are servers, number them 0, 1, 2, ..."),
+        ("a.txt", '"0","1"', "if these are servers, number them 0, 1, 2, ..."),
+        ("a.graphml", GRAPHML.format('<node id="7"/>'), "node 7 has no edge"),
+        (
+            "a.graphml",
+            GRAPHML.format("").replace("</graphml>", "<graph/></graphml>"),
+            "it has 2 graphs: give one",
+        ),
         ("a.graphml", "<graphml>", "it is no GraphML"),
         ("a.graphml", "0 1", "it is no GraphML"),
     ],
