@@ -252,6 +252,18 @@ def test_a_server_that_finds_no_room_holds_up_no_other() -> None:
     joining.close()
 
 
+def test_what_the_system_refuses_to_one_server_is_no_end_of_the_job() -> None:
+    def join(server: int, incarnation: int, give_up: threading.Event) -> None:
+        raise OSError(24, "Too many open files")
+
+    joining = Joining(join)
+    joining.begin(1, 1)
+    failed: list[tuple[int, str]] = []
+    until(lambda: failed.extend(joining.failed()) or not joining.coming)
+    assert failed == [(1, "[Errno 24] Too many open files")]
+    joining.close()
+
+
 def test_a_start_is_given_up_at_the_end() -> None:
     def join(server: int, incarnation: int, give_up: threading.Event) -> None:
         assert give_up.wait(WITHIN_S)

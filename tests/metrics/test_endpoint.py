@@ -146,6 +146,32 @@ def test_a_client_that_asks_nothing_is_nothing_to_hear_of(
     assert capfd.readouterr().err == ""
 
 
+def test_strangers_cannot_take_the_descriptors_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold connections, and send a byte now and then; these are cut in the end."""
+    monkeypatch.setattr(metrics._Handler, "timeout", 60.0)  # as if another byte came in time
+    endpoint = Endpoint(("127.0.0.1", 0))
+    port = int(endpoint.url.rsplit(":", 1)[1].split("/")[0])
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * metrics._MOST_CLIENTS)]
+    try:
+        refused = strangers[metrics._MOST_CLIENTS :]
+        for each in refused:
+            each.settimeout(30)
+            assert each.recv(1) == b"", "it is closed at once"
+        assert len(endpoint._server._open) == metrics._MOST_CLIENTS  # type: ignore[attr-defined]
+        monkeypatch.setattr(metrics, "_LASTS_S", 0.0)
+        for each in strangers[: metrics._MOST_CLIENTS]:
+            each.settimeout(30)
+            assert each.recv(1) == b"", "it is cut off"
+        while endpoint._server._open:  # type: ignore[attr-defined]
+            pass
+        monkeypatch.undo()
+        assert read(endpoint.url) == {}
+    finally:
+        for each in strangers:
+            each.close()
+        endpoint.close()
+
+
 def test_of_a_silent_server_the_counters_stay() -> None:
     kept = {4: [Sample("bml_steps_total", (), 9), Sample("bml_queued_bytes", ("0",), 100)]}
     found = {

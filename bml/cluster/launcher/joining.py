@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from bml.errors import StartError
+from bml.errors import BmlError
 
 Join = Callable[[int, int, threading.Event], None]
 """Starts a server, see Fleet.join."""
@@ -39,12 +39,15 @@ class Joining:
         thread.start()
 
     def failed(self) -> list[tuple[int, str]]:
-        """Return the servers that could not be started since the last call, and why. Raises other errors."""
+        """Return the servers that could not be started since the last call, and why; bugs are raised.
+
+        What the system refuses, such as another descriptor, is no bug: the job goes on without the newcomer.
+        """
         failed = []
         while not self._outcomes.empty():
             server, error = self._outcomes.get()
             self.coming.discard(server)
-            if isinstance(error, StartError):
+            if isinstance(error, BmlError | OSError):
                 failed.append((server, str(error)))
             elif error is not None:
                 raise error

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -36,6 +37,9 @@ _PATIENCE = Patience(1.0)
 _FRESH_S = 0.5
 #: How long a client may take to send its request, in seconds.
 _CLIENT_S = 5.0
+#: How long a connection may last, and how many there may be: descriptors are left for the job.
+_LASTS_S = 20.0
+_MOST_CLIENTS = 16
 _POLL_S = 0.02
 _PORT = re.compile("[0-9]{1,5}")
 
@@ -202,6 +206,34 @@ def _app_of(endpoint: Endpoint) -> Any:
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 4 * _MOST_CLIENTS
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._open: dict[socket.socket, float] = {}
+        """The connections of clients, and when they came. Threads take out their own."""
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Let no more clients in than there may be."""
+        return len(self._open) < _MOST_CLIENTS
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a client in a thread of its own."""
+        self._open[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Cut off clients that take too long; called again and again."""
+        now = time.monotonic()
+        for request, came in [*self._open.items()]:
+            if now - came > _LASTS_S:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that hangs up, or asks nothing in its time; log what else goes wrong."""
