@@ -5,19 +5,29 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
-CLOCKS = {"monotonic", "perf_counter", "time", "monotonic_ns", "perf_counter_ns", "time_ns"}
+_READ = ("monotonic", "perf_counter", "process_time", "thread_time", "time")
+CLOCKS = {*_READ, *(f"{name}_ns" for name in _READ)}
 #: A longer bound is one on a hang: nothing takes that long because other tests run beside it.
 HANGS_S = 30.0
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Compared = tuple[ast.expr, ast.expr]  # the lesser one, and the greater
 
 
+class Held(NamedTuple):
+    """The names of a function that hold a reading of a clock, and those that hold a duration."""
+
+    readings: set[str]
+    durations: set[str]
+
+
 def judged(source: str) -> list[int]:
     """The lines of asserts that something took less than HANGS_S, outside of tests marked serial.
 
     A duration is what is computed from a clock, at once, by way of names of the same function, or by one of
-    the file's functions that returns one. In a real test it is also what is called `..._s` or a gap.
+    the file's functions that returns one. In a real test it is also what is called `..._s` or a gap. An
+    assert in a `while` loop is the deadline of a wait.
     """
     tree = ast.parse(source)
     if any(isinstance(node, ast.Assign) and _names_mark(node) for node in tree.body):
@@ -28,13 +38,32 @@ def judged(source: str) -> list[int]:
         timing |= new
     constants = _constants(tree)
     module_is_real = re.search(r"pytestmark = .*mark\.(real|ray|matrix)", source) is not None
+    alone = {id(each) for node in ast.walk(tree) if _is_serial(node) for each in ast.walk(node)}
+    waits = {
+        each.lineno for node in ast.walk(tree) if isinstance(node, ast.While) for each in _asserts_in(node)
+    }
     found: set[int] = set()
     for function in functions:
-        marks = " ".join(ast.unparse(each) for each in function.decorator_list)
-        if "mark.serial" not in marks:
+        if id(function) not in alone:
+            marks = " ".join(ast.unparse(each) for each in function.decorator_list)
             is_real = module_is_real or re.search(r"mark\.(real|ray|matrix)", marks) is not None
             found.update(_asserts(function, timing, constants, is_real))
-    return sorted(found)
+    return sorted(found - waits)
+
+
+def _is_serial(node: ast.AST) -> bool:
+    """Whether it is a function or class whose tests run alone."""
+    if isinstance(node, ast.ClassDef) and any(
+        isinstance(each, ast.Assign) and _names_mark(each) for each in node.body
+    ):
+        return True
+    return isinstance(node, Function | ast.ClassDef) and any(
+        "mark.serial" in ast.unparse(each) for each in node.decorator_list
+    )
+
+
+def _asserts_in(node: ast.AST) -> Iterator[ast.Assert]:
+    return (each for each in ast.walk(node) if isinstance(each, ast.Assert))
 
 
 def _constants(tree: ast.Module) -> dict[str, float]:
@@ -50,23 +79,22 @@ def _names_mark(node: ast.Assign) -> bool:
 
 
 def _returns_one(function: Function, timing: set[str]) -> bool:
-    names = _durations(function, timing)
+    held = _held(function, timing)
     returned = [
         node.value for node in ast.walk(function) if isinstance(node, ast.Return | ast.Yield) and node.value
     ]
-    return any(_is_duration(value, names, timing) for value in returned)
+    return any(_is_duration(value, held, timing) for value in returned)
 
 
 def _asserts(
     function: Function, timing: set[str], constants: dict[str, float], is_real: bool
 ) -> Iterator[int]:
-    names = _durations(function, timing)
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assert):
-            for less, more in _compared(node.test):
-                measured = _is_duration(less, names, timing) or (is_real and _is_called_one(less))
-                if measured and _value(more, constants) < HANGS_S:
-                    yield node.lineno
+    held = _held(function, timing)
+    for node in _asserts_in(function):
+        for less, more in _compared(node.test):
+            measured = _is_duration(less, held, timing) or (is_real and _is_called_one(less))
+            if measured and _value(more, constants) < HANGS_S:
+                yield node.lineno
 
 
 def _compared(test: ast.expr) -> Iterator[Compared]:
@@ -77,14 +105,21 @@ def _compared(test: ast.expr) -> Iterator[Compared]:
             ):
                 if isinstance(operator, ast.Lt | ast.LtE):
                     yield left, right
-                elif isinstance(left, ast.Constant):  # 5 > took_s
+                elif isinstance(operator, ast.Gt | ast.GtE) and _is_fixed(left):  # 5 > took_s
                     yield right, left
+
+
+def _is_fixed(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id.isupper())
 
 
 def _value(node: ast.expr, constants: dict[str, float]) -> float:
     """The number, where it stands in the file; else 0.0: nobody knows how small it is."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return float(node.value)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        parts = _value(node.left, constants), _value(node.right, constants)
+        return parts[0] / parts[1] if all(parts) else 0.0
     return constants.get(node.id, 0.0) if isinstance(node, ast.Name) else 0.0
 
 
@@ -102,20 +137,30 @@ def _is_called_one(node: ast.expr) -> bool:
     return any(re.fullmatch(r"\w+(?<!_per)_s|(\w+_)?gaps?", word) for word in words)
 
 
-def _durations(function: Function, timing: set[str]) -> set[str]:
-    """The names of a function that hold a duration."""
-    names: set[str] = set()
+def _held(function: Function, timing: set[str]) -> Held:
+    """What the names of a function hold, however late they are assigned."""
+    held = Held(set(), set())
     while True:
-        new = set(names)
-        for node in ast.walk(function):
-            if isinstance(node, ast.Assign | ast.AugAssign | ast.NamedExpr | ast.AnnAssign) and node.value:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for target, value in ((pair) for each in targets for pair in _pairs(each, node.value)):
-                    if _is_duration(value, names, timing):
-                        new.update(each.id for each in _elements(target))
-        if new == names:
-            return names
-        names = new
+        before = len(held.readings) + len(held.durations)
+        for target, value in _assigned(function):
+            if _is_duration(value, held, timing):
+                held.durations.update(each.id for each in _elements(target))
+            elif _reads_clock(value):
+                held.readings.update(each.id for each in _elements(target))
+        if len(held.readings) + len(held.durations) == before:
+            return held
+
+
+def _assigned(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each name with what is assigned or appended to it."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.NamedExpr | ast.AnnAssign) and node.value:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                yield from _pairs(target, node.value)
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append"
+        ):
+            yield node.func.value, node.args[0]
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
@@ -130,14 +175,20 @@ def _elements(target: ast.expr) -> list[ast.Name]:
     return [each for each in parts if isinstance(each, ast.Name)]
 
 
-def _is_duration(node: ast.AST, names: set[str], timing: set[str]) -> bool:
+def _is_duration(node: ast.AST, held: Held, timing: set[str]) -> bool:
     """Whether something in it is a difference that a clock's reading is part of, or holds one already."""
     for each in ast.walk(node):
-        if isinstance(each, ast.Name) and each.id in names:
+        if isinstance(each, ast.Name) and each.id in held.durations:
             return True
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in timing:
             return True
-        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Sub) and _reads_clock(each.left):
+        if (
+            isinstance(each, ast.BinOp)
+            and isinstance(each.op, ast.Sub)
+            and (
+                _reads_clock(each.left) or (isinstance(each.left, ast.Name) and each.left.id in held.readings)
+            )
+        ):
             return True
     return False
 

@@ -1,11 +1,11 @@
 """Diagnosis against the truth: a set of failures, all suspicions that it causes, and what is concluded."""
 
 import itertools
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from counted_steps import counted_steps
 
 from bml.faults.detector import Suspicion
 from bml.faults.diagnosis import Diagnosis, Evidence, diagnose, settle
@@ -216,13 +216,13 @@ def test_suspicions_between_strangers_are_a_bug(observer: int, peer: int, level:
         diagnose(FABRIC, Evidence({}, (suspect(observer, peer, level),)))
 
 
-def test_many_failures_at_once_are_explained_in_bounded_time() -> None:
+def test_many_failures_at_once_are_explained_with_bounded_effort() -> None:
     fabric = bcube(8, 2)
     truth = [LinkFailure(server, (server // 3) % 2) for server in range(0, 64, 3)]
     suspicions = caused_by(fabric, *truth)
-    started_s = time.process_time()
-    found = diagnose(fabric, Evidence({}, tuple(suspicions)))
-    assert time.process_time() - started_s < 2
+    evidence = Evidence({}, tuple(suspicions))
+    found = diagnose(fabric, evidence)
+    assert counted_steps(lambda: diagnose(fabric, evidence)) < 20_000_000, "it takes a million"
     assert unexplained(fabric, suspicions, found.failures) == []
 
 

@@ -207,6 +207,7 @@ def best_ms(work, times=5):
     return min(found)
 
 
+@pytest.mark.serial("the time to plan is promised")
 @pytest.mark.parametrize(
     ("name", "failure", "limit_ms"),
     [

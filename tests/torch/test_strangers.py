@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import begun, environment_in, left_of
+from forked_ranks import PATIENT
 
 torch = pytest.importorskip("torch")
 
@@ -22,7 +23,7 @@ N_STEPS = script.EPOCHS * script.N_SAMPLES // 4 // script.BATCH
 def run(folder: Path, program: str, n_ranks: int, **environment: str) -> tuple[int, str, str]:
     """Run a script with `bml torchrun`: the status, and both outputs. It leaves no process behind."""
     command = [sys.executable, "-m", "bml", "torchrun", "--nproc-per-node", str(n_ranks), program]
-    with begun(*command, cwd=folder, env=environment_in(folder, **environment)) as process:
+    with begun(*command, cwd=folder, env=environment_in(folder, **(PATIENT | environment))) as process:
         try:
             out, err = process.communicate(timeout=WITHIN_S)
         except subprocess.TimeoutExpired:

@@ -20,7 +20,8 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.real, pytest.mark.timeout(110)]
 N_RANKS, STEPS, WITHIN_S = 4, 150, 90.0
 GAP_S = 30.0
-"""Longest time between two steps of a survivor, at the default `detect_s`."""
+"""Silence must last so long (BML_DETECT_S): who goes on sooner was told by a closed connection."""
+PATIENT = {"BML_DETECT_S": str(GAP_S)}
 
 TRAIN = f"""
 import os, time
@@ -77,7 +78,9 @@ def started(folder: Path, way: str) -> Iterator[list[subprocess.Popen[str]]]:
     (folder / "train.py").write_text(TRAIN)
     with ExitStack() as stack:
         yield [
-            stack.enter_context(begun(*command, cwd=folder, env=environment_in(folder, **environment)))
+            stack.enter_context(
+                begun(*command, cwd=folder, env=environment_in(folder, **PATIENT, **environment))
+            )
             for command, environment in commands(way)
         ]
 
@@ -164,7 +167,7 @@ def test_a_rank_of_another_node_is_started_again_and_contributes(tmp_path: Path)
     script = str(Path(__file__).parent / "rejoining_script.py")
     each = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     command = [sys.executable, "-m", "bml", "torchrun", *each, "--max-restarts", "1", "--node-rank"]
-    environment = environment_in(tmp_path, VICTIM="2")
+    environment = environment_in(tmp_path, **PATIENT, VICTIM="2")
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(begun(*command, node, script, cwd=tmp_path, env=environment)) for node in "01"

@@ -172,7 +172,7 @@ def test_segments_are_mapped_one_behind_the_other_and_stay_until_the_last_array(
     assert gone == [1]
 
 
-LONG_S = 20.0
+LONG_S = 60.0
 """How long a wait lasts to which no wake-up comes: any end before half of it is one."""
 
 

@@ -93,10 +93,10 @@ def test_a_long_wait_ends_in_sleep_however_many_share_the_core() -> None:
     contention = CoreContention(0, 2, 2, 1)
     for _ in range(2):
         contention.wait_begins()
-        now_s = began_s = perf_counter()
+        now_s, n_yields = perf_counter(), 0
         while contention.yielded(now_s, now_s + 0.1 * MS) or contention.stays_awake(now_s + 0.1 * MS):
-            now_s += 0.1 * MS
-        assert 10 * MS < now_s - began_s < 30 * MS
+            now_s, n_yields = now_s + 0.1 * MS, n_yields + 1
+        assert 100 < n_yields < 300
 
 
 def test_a_thread_that_moves_may_use_the_same_cores_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

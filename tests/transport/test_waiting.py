@@ -12,7 +12,7 @@ import pytest
 from bml.io.backlog import Backlog
 from bml.transport.handshake.flows import flow_of
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 Pair = tuple[socket.socket, socket.socket]
 
 
