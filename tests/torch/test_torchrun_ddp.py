@@ -167,7 +167,7 @@ def test_a_rank_of_another_node_is_started_again_and_contributes(tmp_path: Path)
     script = str(Path(__file__).parent / "rejoining_script.py")
     each = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     command = [sys.executable, "-m", "bml", "torchrun", *each, "--max-restarts", "1", "--node-rank"]
-    environment = environment_in(tmp_path, **PATIENT, VICTIM="2")
+    environment = environment_in(tmp_path, BML_DETECT_S="5", VICTIM="2")
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(begun(*command, node, script, cwd=tmp_path, env=environment)) for node in "01"
