@@ -20,7 +20,7 @@ demo-fabric: $(VENV)/.ready
 
 # The pure tests, and of the real ones one of each kind: real processes, sockets, namespaces, Ray.
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -n auto -m "not (real or ray or matrix or slow or serial)"
+	$(BIN)/python -m pytest -n auto --durations=60 -m "not (real or ray or matrix or slow or serial)"
 	$(BIN)/python -m pytest $$(.ci/workers) -m "smoke and not serial" $$(grep -rl --include='test_*.py' mark.smoke tests | sort)
 
 # All the others: long pure tests, real ones beside each other, and those that judge time, one by one.

@@ -77,3 +77,12 @@ def test_a_changed_value_is_seen() -> None:
     assert not same(point, {**point, "ours": point["ours"] * 1.001})
     assert not same(point, {**point, "ours": None})
     assert not same(point, {**point, "how": "theory"})
+
+
+def test_a_fat_tree_beside_bcube_is_as_published() -> None:
+    """What stands on the page, which the test above computes again: that takes half a minute."""
+    ratios = {point["what"]: point["ratio"] for point in stored("fat-tree-bcube")["points"]}
+    theory = [ratio for what, ratio in ratios.items() if what.endswith("theory")]
+    assert theory == pytest.approx([1.0] * 5, abs=1e-3)
+    assert ratios["HiPS, bcube:16x2, simulation"] == pytest.approx(1, rel=1e-3)
+    assert 1.05 < ratios["mesh, fattree:10, simulation"] < 1.3, "flows collide in a Fat-Tree"

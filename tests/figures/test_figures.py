@@ -11,7 +11,6 @@ from bml.figures import available  # noqa: F401 (registers the figures)
 from bml.figures.absent import ABSENT
 from bml.figures.failures import damaged, failure_schedule, more_failures
 from bml.figures.fat_tree import (
-    fat_tree_beside_bcube,
     flows_of_uplinks,
     n_switches,
     switch_counts,
@@ -132,17 +131,6 @@ def test_theory_and_simulation_of_hips_on_the_published_bcube() -> None:
 def test_an_algorithm_without_a_formula_is_refused() -> None:
     with pytest.raises(UsageError, match="tree has no formula on bcube:3x2"):
         by_formula(parse("bcube:3x2"), "tree")
-
-
-@pytest.mark.slow
-def test_fat_tree_beside_bcube() -> None:
-    found = by_name(fat_tree_beside_bcube())
-    theory = [point for point in found.values() if point.at == "theory"]
-    assert len(theory) == 5
-    assert agree(theory)
-    assert found["HiPS, bcube:16x2, simulation"].ratio == pytest.approx(1, rel=CLOSE)
-    mesh = found["mesh, fattree:10, simulation"]
-    assert 1.05 < (mesh.ratio or 0) < 1.3, "flows collide in a Fat-Tree"
 
 
 def test_switches() -> None:
