@@ -134,10 +134,10 @@ def test_of_two_halves_the_one_that_lives_goes_on() -> None:
 
 def test_nobody_comes_back_to_a_job_that_was_given_up() -> None:
     """All are started again after their death, but the coordinator has given up, with nobody to tell."""
-    faults = [f"kill:{server}@step=5" for server in range(4)]
+    faults, before = [f"kill:{server}@step=5" for server in range(4)], jobs.children()
     with pytest.raises(TooFewServers, match=r"only [012] of 4 servers are left"):
         jobs.launch(jobs.descend, "bcube:2x2", faults=faults, rejoin=True)
-    assert jobs.children() == set()
+    assert jobs.children() <= before
 
 
 @pytest.mark.smoke
