@@ -107,7 +107,8 @@ class Reduction(NamedTuple):
 
 def _divided(total: npt.NDArray[Any], n: int) -> Vector:
     """The quotients of integers, rounded to zero as NCCL's are (and C's)."""
-    quotient: Vector = total // n + ((total < 0) & (total % n != 0))
+    wide = total if total.dtype.itemsize == 8 else total.astype(np.int64)  # n may be too large for 8 bits
+    quotient: Vector = (wide // n + ((wide < 0) & (wide % n != 0))).astype(total.dtype)
     return quotient
 
 

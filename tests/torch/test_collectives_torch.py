@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +12,7 @@ from modelled_ranks import options, run_ranks  # noqa: E402
 
 from bml.errors import ContributorLost, FabricError, StepMismatch, UsageError  # noqa: E402
 from bml.torch.process_group import ProcessGroup  # noqa: E402
+from bml.torch.reductions import _divided  # noqa: E402
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -300,6 +302,16 @@ def test_sizes_of_a_rank_that_was_lost_before() -> None:
 
     found = run_ranks(3, rank, {1: (2, "before")})
     assert [found[0], found[2]] == [[0.0, 0.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int64", "uint64"])
+def test_integers_are_averaged_over_more_ranks_than_their_dtype_counts(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    total = np.array([limits.min, limits.max, 0], dtype)
+    for n in (3, 128, 300):
+        wanted = [int(each) // n if each >= 0 else -(-int(each) // n) for each in total]
+        found = _divided(total, n)
+        assert (found.dtype, found.tolist()) == (total.dtype, wanted)
 
 
 # --- wrong use -------------------------------------------------------------------------------
