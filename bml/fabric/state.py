@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bml.fabric.condition import BURST_NBYTES, Condition, Damage
+from bml.io.files import write_whole
 from bml.topology.errors import FabricError, UsageError
 
 FOLDER = Path("/run/bml")
@@ -82,10 +83,8 @@ def save(name: str, state: State) -> None:
         "alone": state.alone,
     }
     path = FOLDER / f"{name}.json"
-    temporary = path.with_suffix(".new")
     try:
-        temporary.write_text(json.dumps(content))
-        temporary.replace(path)
+        write_whole(path, json.dumps(content).encode())
     except OSError as error:
         raise FabricError(f"{path}, which says what is up, cannot be written: {error.strerror}") from None
 

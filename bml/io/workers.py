@@ -12,6 +12,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
+from bml.io.signals import signals_put_off
 from bml.topology.errors import FabricError
 
 _COLLECT_AFTER = 50_000
@@ -47,17 +48,13 @@ def _start(pool: Executor, n: int) -> None:
 
     Python tells it to the main thread whichever thread has got it, so it is held back until all have started.
     """
-    came = threading.Event()
-    handler = signal.signal(signal.SIGINT, lambda number, frame: came.set())
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        for _ in range(n):
-            pool.submit(int)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        signal.signal(signal.SIGINT, handler)
-    if came.is_set():
-        signal.raise_signal(signal.SIGINT)
+    with signals_put_off():
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for _ in range(n):
+                pool.submit(int)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _begin() -> None:

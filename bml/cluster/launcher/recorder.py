@@ -21,7 +21,6 @@ from bml.errors import FabricError, UsageError
 from bml.io.files import write_whole
 from bml.protocol.record.recording import pack, who_of
 
-_WRITING = threading.Lock()
 _LOG = logging.getLogger(__name__)
 
 SUFFIX = ".bmlrec"
@@ -162,8 +161,7 @@ def keep(job: str, data: bytes) -> Path:
 
 def write(path: Path, data: bytes) -> None:
     """Write a file, whole or not at all. Any threads may, also at the same time. Raises FabricError."""
-    with _WRITING:
-        try:
-            write_whole(path, data)
-        except OSError as error:
-            raise FabricError(f"the recording cannot be written to {path}: {error.strerror}") from None
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        raise FabricError(f"the recording cannot be written to {path}: {error.strerror}") from None
