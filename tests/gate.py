@@ -21,8 +21,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from bml.pytest_plugin import own_name, seed_of
 
 _ROOT = Path(__file__).resolve().parents[1]
 _SEED = "BML_FAULT_SEED"
@@ -41,11 +44,12 @@ if not os.environ.get(_SEED):
     os.environ[_SEED] = str(seed_from(_ROOT))  # for workers of pytest-xdist and for commands that tests start
 
 
+@pytest.hookimpl(trylast=True)  # the plugin of bml has chosen the seed then
 def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import core
 
     if config.getoption("hypothesis_seed", None) is None:
-        core.global_force_seed = int(os.environ[_SEED])
+        core.global_force_seed = seed_of(config)
     config.stash[_STARTED] = (time.monotonic(), _processor_s())
 
 
@@ -53,17 +57,14 @@ _STARTED = pytest.StashKey[tuple[float, float]]()
 
 
 def _processor_s() -> float:
-    """Seconds that all cores together were busy since the machine started; 0.0 where nobody counts them."""
-    try:
-        ticks = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    except OSError:
-        return 0.0
-    return (sum(ticks[:8]) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+    """Seconds that all cores together were busy since the machine started."""
+    times = psutil.cpu_times()
+    return float(sum(times[:8]) - times.idle - times.iowait)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen = items if _ALL else drawn(items, int(os.environ[_SEED]))
+    chosen = items if _ALL else drawn(items, seed_of(config))
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
     items[:] = sorted(chosen, key=lambda item: -_limit_s(item, config))  # stable: files stay together
 
@@ -73,7 +74,7 @@ def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("few"):
-            cases.setdefault(_function(item), []).append(item)
+            cases.setdefault(own_name(item).partition("[")[0], []).append(item)
     left_out: set[pytest.Item] = set()
     for function, among in cases.items():
         marker = among[0].get_closest_marker("few")
@@ -82,11 +83,6 @@ def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
         rng = random.Random(f"{seed}:{function}")
         left_out.update(set(among) - set(rng.sample(among, min(n_taken, len(among)))))
     return [item for item in items if item not in left_out]
-
-
-def _function(item: pytest.Item) -> str:
-    """The test without its case: file and name, the same from every folder and in every worker."""
-    return f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
 
 
 def _limit_s(item: pytest.Item, config: pytest.Config) -> float:
@@ -114,29 +110,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return Groups(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
-def pytest_report_header() -> str:
-    return _seed_line()
+def pytest_report_header(config: pytest.Config) -> str:
+    return _seed_line(config)
 
 
-def _seed_line() -> str:
+def _seed_line(config: pytest.Config) -> str:
     cases = "all cases" if _ALL else "samples where marked few"
-    return f"seed of all that is drawn: {os.environ[_SEED]} ({_SEED}), {cases}"
+    return f"seed of all that is drawn: {seed_of(config)} ({_SEED}), {cases}"
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     failed = [each.nodeid for kind in ("failed", "error") for each in terminalreporter.stats.get(kind, ())]
-    terminalreporter.write_line(_seed_line())
+    terminalreporter.write_line(_seed_line(config))
     terminalreporter.write_line(_idle_line(*config.stash[_STARTED]))
     for nodeid in dict.fromkeys(failed):
-        terminalreporter.write_line(f"repeat with: {repeating(nodeid)}")
+        terminalreporter.write_line(f"repeat with: {repeating(nodeid, seed_of(config))}")
 
 
-def repeating(nodeid: str) -> str:
+def repeating(nodeid: str, seed: int) -> str:
     """The command that runs a test again as it was run."""
     every = "BML_TESTS=all " if _ALL else ""
-    return f"{every}{_SEED}={os.environ[_SEED]} .venv/bin/python -m pytest '{nodeid}'"
+    return f"{every}{_SEED}={seed} .venv/bin/python -m pytest '{nodeid}'"
 
 
 def _idle_line(began_s: float, busy_before_s: float) -> str:
