@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from graphlib import TopologicalSorter
 
+from programs_by_piece import parts_of, relays_of
+
 from bml.schedule import Phase
 from bml.schedule.ir.exchange import ExchangeProgram
 
@@ -37,18 +39,7 @@ class _Wired:
     def __init__(self, programs, bundled):
         self.programs = programs
         self.transfers = []
-        self.parts = {
-            (server, piece): part
-            for server, program in programs.items()
-            for part in program.ranges
-            for piece in range(part.start, part.stop)
-        }
-        self.relays = {
-            (server, relay.phase, relay.origin, relay.dest, piece): relay
-            for server, program in programs.items()
-            for relay in program.relays
-            for piece in range(relay.start, relay.stop)
-        }
+        self.parts, self.relays = parts_of(programs), relays_of(programs)
         self.arrives = {}
         """(phase, origin, dest, piece) -> the transfer with which it arrives."""
         self.leaves = []

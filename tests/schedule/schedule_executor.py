@@ -8,6 +8,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 import numpy as np
+from programs_by_piece import parts_of, relays_of
 
 from bml.schedule import Phase
 
@@ -36,18 +37,7 @@ class Run:
         self.inputs = inputs
         self.results = {server: np.zeros(self.n, np.int64) for server in inputs}
         self.done = Counter()
-        self.parts = {
-            (server, piece): part
-            for server, program in programs.items()
-            for part in program.ranges
-            for piece in range(part.start, part.stop)
-        }
-        self.relays = {
-            (server, relay.phase, relay.origin, relay.dest, piece): relay
-            for server, program in programs.items()
-            for relay in program.relays
-            for piece in range(relay.start, relay.stop)
-        }
+        self.parts, self.relays = parts_of(programs), relays_of(programs)
         assert len(self.relays) == sum(
             relay.stop - relay.start for program in programs.values() for relay in program.relays
         ), "two relay entries of one server cover the same frame"
