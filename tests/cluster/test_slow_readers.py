@@ -29,7 +29,7 @@ from bml.errors import InvariantError
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
 
-RECOVERED_S = 30.0
+RECOVERED_S = 3.0
 """From a failure to the next commit, at the default detect_s."""
 STEPS, FREEZES = 600, "freeze:2@step=300,for=12s"
 FOLDER = str(Path(__file__).parent)
@@ -57,19 +57,21 @@ def train(session: bml.Session, steps: int = STEPS, n_servers: int = 0) -> int:
     return int(w[0])
 
 
-def check(report: dict[str, Any]) -> None:
+def recovered_s(report: dict[str, Any]) -> float:
+    """Check the report; returns the longest time between two commits of a survivor, in seconds."""
     gaps = {server: metrics["step_max_s"] for server, metrics in report["metrics"].items()}
     print("longest time between two commits:", gaps)
     assert sorted(int(server) for server in gaps) == [0, 1, 3]
     assert "server 2 is silent" in report["views"][1]["reason"]
     assert report["steps"] == STEPS
-    assert max(gaps.values()) < RECOVERED_S
+    return float(max(gaps.values()))
 
 
 def launch(on_change: Callable[[dict[str, Any]], None]) -> bml.Result:
     return jobs.launch(train, "bcube:2x2", faults=[FREEZES], on_change=on_change)
 
 
+@pytest.mark.serial("recovery in a second or so, whatever others do")
 def test_a_slow_callback_stops_nobody_and_hears_of_every_view() -> None:
     views = []
 
@@ -77,17 +79,18 @@ def test_a_slow_callback_stops_nobody_and_hears_of_every_view() -> None:
         time.sleep(0.3)
         views.append(now["epoch"])
 
-    check(launch(slow).report)
+    assert recovered_s(launch(slow).report) < RECOVERED_S
     assert {1, 2} <= set(views)
     assert views == sorted(views)
 
 
+@pytest.mark.serial("recovery in a second or so, whatever others do")
 def test_a_callback_that_never_returns_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_TOLD_S", 0.1)
     monkeypatch.setattr(running, "_ENDED_TOLD_S", 0.1)
     for_ever = threading.Event()
     try:
-        check(launch(lambda now: for_ever.wait() and None).report)
+        assert recovered_s(launch(lambda now: for_ever.wait() and None).report) < RECOVERED_S
     finally:
         for_ever.set()
 
@@ -140,6 +143,7 @@ def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.wait()
 
 
+@pytest.mark.serial("recovery in a second or so, whatever others do")
 def test_a_launcher_that_is_stopped_stops_nobody(started: Any) -> None:
     with started(LAUNCHER, stdout=subprocess.PIPE).stdout as said:
         launcher = int(said.readline())
@@ -149,9 +153,10 @@ def test_a_launcher_that_is_stopped_stops_nobody(started: Any) -> None:
         os.kill(launcher, signal.SIGCONT)
         while (report := said.readline()) == "runs\n":
             pass
-    check(json.loads(report))
+    assert recovered_s(json.loads(report)) < RECOVERED_S
 
 
+@pytest.mark.serial("recovery in a second or so, whatever others do")
 def test_a_console_that_nobody_reads_stops_nobody(started: Any, tmp_path: Path) -> None:
     script, report = tmp_path / "script.py", tmp_path / "report.json"
     script.write_text(f"import sys; sys.path.insert(0, {FOLDER!r})\nfrom test_slow_readers import train\n")
@@ -168,7 +173,7 @@ def test_a_console_that_nobody_reads_stops_nobody(started: Any, tmp_path: Path) 
         assert command.poll() is None
         assert time.monotonic() < deadline, "the job does not end"
         time.sleep(0.05)
-    check(json.loads(report.read_text()))
+    assert recovered_s(json.loads(report.read_text())) < RECOVERED_S
     with os.fdopen(read) as shown:
         assert "steps committed: 600" in shown.read()
     assert command.wait() == 0
@@ -177,6 +182,7 @@ def test_a_console_that_nobody_reads_stops_nobody(started: Any, tmp_path: Path) 
 # --- servers that are started beside -----------------------------------------------------------------
 
 
+@pytest.mark.serial("recovery in a second or so, whatever others do")
 def test_a_coordinator_that_dies_while_a_server_is_started_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

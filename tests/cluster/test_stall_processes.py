@@ -12,7 +12,7 @@ import bml
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
-NEXT_COMMIT_S = 30.0
+NEXT_COMMIT_S = 3.0
 
 
 def train_until_healed() -> bml.Result:
@@ -34,6 +34,7 @@ def train_until_healed() -> bml.Result:
     return jobs.launch(train, faults=["stall:4/0,peer=3@step=20,for=2s"])
 
 
+@pytest.mark.serial("a step is committed before what stands still goes on")
 def test_a_connection_that_stands_still_for_a_while() -> None:
     result = train_until_healed()
     views = result.report["views"]

@@ -96,6 +96,7 @@ def test_a_real_cut_between_two_at_a_time(emulated_fabric: BringUp) -> None:
     check_whole_again(network)
 
 
+@pytest.mark.serial("recovery in well under a second is what bml promises")
 def test_real_cut_black_hole_dead_switch_and_kill(emulated_fabric: BringUp) -> None:
     network = emulated_fabric("bcube:3x2", "100mbit")
     result = run(
@@ -110,7 +111,7 @@ def test_real_cut_black_hole_dead_switch_and_kill(emulated_fabric: BringUp) -> N
     assert works(network, failures) == works(network, expected), [view["reason"] for view in views]
     assert views[-1]["recover_s"] is not None
     for view in views:  # one that is followed by another before a commit has no recovery of its own
-        assert view["noticed_s"] + (view["recover_s"] or 0.0) < 30.0
+        assert view["noticed_s"] + (view["recover_s"] or 0.0) < 1.5
     check_whole_again(network)
 
 
