@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
@@ -13,6 +14,10 @@ pytest_plugins = ["gate"]
 # A shell without job control starts background commands with SIGINT ignored. Their children inherit that, and
 # commands under test could not be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Commands under test print the same wherever the gate runs: pytest itself, for one, prints more where CI is set.
+for name in ("CI", "BUILD_NUMBER", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "PYTEST_ADDOPTS"):
+    os.environ.pop(name, None)
 
 
 @pytest.fixture(autouse=True)
