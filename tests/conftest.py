@@ -15,9 +15,19 @@ pytest_plugins = ["gate"]
 # commands under test could not be interrupted.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Commands under test print the same wherever the gate runs: pytest itself, for one, prints more where CI is set.
-for name in ("CI", "BUILD_NUMBER", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "PYTEST_ADDOPTS"):
-    os.environ.pop(name, None)
+# Commands under test print the same wherever the gate runs; pytest, for one, prints more where CI is set.
+_FOR_OUTPUT = (
+    "CI",
+    "BUILD_NUMBER",
+    "COLUMNS",
+    "LINES",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "PY_COLORS",
+    "PYTEST_ADDOPTS",
+)
+for _name in _FOR_OUTPUT:
+    os.environ.pop(_name, None)
 
 
 @pytest.fixture(autouse=True)

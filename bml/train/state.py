@@ -27,6 +27,11 @@ OTHERS = "the others have"
 _PATIENCE = 10
 """After how many committed steps a warning says that parameters have not changed."""
 _SAMPLE = 1 << 22
+_NOTHING_NAMED = (
+    "the training function has named nothing that a joiner, or a checkpoint, could be given: name what it "
+    "changes with session.state or session.state_fn before its first loop (session.state() alone says that "
+    "nothing is kept from step to step)"
+)
 _REBOUND = "`w = w - g` makes a new array that the session does not know; write `w -= g`"
 _HELD_ONCE = [object()]
 _NOT_HELD_ELSEWHERE = sys.getrefcount(_HELD_ONCE[0])
@@ -59,11 +64,13 @@ class NamedState:
         self._watch: tuple[int, int, int] | None = None
         self._changes = False
         self._stands_still = False
+        self._is_named = False
 
     def name(self, values: Mapping[str, Any]) -> None:
         """Add arrays, or lists or dicts of them. A name that was given before gets the new arrays.
 
-        Raises UsageError for values that cannot be sent to a joiner.
+        Without any it says that there is no state. Raises UsageError for values that cannot be sent to a
+        joiner.
         """
         for name, value in values.items():
             for _, array in _finite(partial(_listed, value, name), name):
@@ -72,14 +79,14 @@ class NamedState:
                         f"the state {name!r} has a read-only array: joiners get their state in it"
                     )
         self._values.update(values)
-        self.is_new = True
+        self.is_new = self._is_named = True
 
     def name_function(self, key: str, load: Load, save: Save) -> None:
         """Add a value that `save` returns and `load` takes. Raises UsageError as `packed` does."""
         value = save()
         msgspec.msgpack.encode(_finite(partial(packed, value, key), key))
         self._functions[key] = (load, save)
-        self.is_new = True
+        self.is_new = self._is_named = True
 
     def arrays(self) -> list[Array]:
         """Return all arrays, in order of their names."""
@@ -164,11 +171,13 @@ class NamedState:
         return ""
 
     def check_in_use(self) -> None:
-        """Raise UsageError if the training function does not use the named arrays.
+        """Raise UsageError if the training function named nothing, or does not use the named arrays.
 
-        That is certain of an array that only the session holds, and assumed if no named array has changed in
-        ten steps or more. A joiner would be given these arrays, and compute wrong gradients.
+        The latter is certain of an array that only the session holds, and assumed if no named array has
+        changed in ten steps or more. A joiner would be given these arrays, and compute wrong gradients.
         """
+        if not self._is_named:
+            raise UsageError(_NOTHING_NAMED)
         for name in self._values:
             if not _is_held(self._values, name):
                 raise UsageError(

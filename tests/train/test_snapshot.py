@@ -150,6 +150,16 @@ def test_an_array_that_was_bound_anew_is_given_to_no_joiner(make: object, shape:
     assert "no longer uses an array of the state 'params': `w = w - g` makes a new array" in refusal_of(made)
 
 
+def test_a_program_that_named_nothing_has_no_state_to_give_unless_it_says_so() -> None:
+    made = NamedState()
+    assert "the training function has named nothing" in refusal_of(made)
+    made.name({})
+    assert refusal_of(made) == ""
+    by_function = NamedState()
+    by_function.name_function("epoch", print, lambda: 1)
+    assert refusal_of(by_function) == ""
+
+
 def test_arrays_that_the_program_can_still_see_are_given() -> None:
     whole_of_it = np.zeros(6)
     parts = [whole_of_it[:3], whole_of_it[3:]]

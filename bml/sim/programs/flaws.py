@@ -13,6 +13,7 @@ FLAWS: dict[str, tuple[str, ...]] = {
     "recompute raises": ("SessionBroken",),
     "changed before it is committed": ("UsageError",),
     "recompute makes a call": ("UsageError",),
+    "names nothing": ("UsageError",),
 }
 """The mistakes of a program, and the errors that name them. A mistake without harm has none."""
 BY_SERVER = ("plans differ", "a server skips a batch", "a server skips a call", "roots differ")

@@ -24,12 +24,14 @@ _HEAD = """\
 def train(session):
     w = [np.full(3, {first}), np.full((2, 2), 5.0)]
     momentum, count, rate = np.zeros(3), np.zeros((), np.int64), {{"rate": 1.0, "name": "lr"}}
-    session.state(params=w, momentum=[momentum, {{"count": count}}])
-    session.state_fn("rate", rate.update, lambda: rate)
     log = []
-    session.state_fn("log", lambda value: log.__setitem__(slice(None), value), lambda: log)
-    bucket = session.bucket([(3,), (2, 2)], "float64")
+{named}    bucket = session.bucket([(3,), (2, 2)], "float64")
     buffer = session.empty(3, "float64")
+"""
+_NAMED = """\
+    session.state(params=w, momentum=[momentum, {"count": count}])
+    session.state_fn("rate", rate.update, lambda: rate)
+    session.state_fn("log", lambda value: log.__setitem__(slice(None), value), lambda: log)
 """
 
 
@@ -92,6 +94,9 @@ class Writer:
     def program(self) -> Program:
         """A program of some loops in a row, each perhaps with others inside."""
         first = self._chance.choice(["4.0", "4.0", "4.0 + session.server"])
+        named = _NAMED
+        if self._now("names nothing"):  # then nothing makes the servers' states equal at the beginning
+            first, named = "4.0", ""
         if self._chance.random() < 0.1:
             self._say("np.seterr(all='raise')")
         for _ in range(self._chance.randint(1, 3)):
@@ -100,7 +105,7 @@ class Writer:
                 self._between = True
                 self._metric()
         self._say("return [x.copy() for x in w], momentum.copy(), int(count), rate['rate'], log")
-        text = _HEAD.format(first=first) + "\n".join(self._lines) + "\n"
+        text = _HEAD.format(first=first, named=named) + "\n".join(self._lines) + "\n"
         flaw = self._flaw if self._flawed else ""
         return Program(text, flaw, FLAWS[flaw] if flaw else (), self._is_exact, self._between)
 
