@@ -12,6 +12,7 @@ the launcher, and nothing of the job. It ends when the launcher is gone.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -307,6 +308,7 @@ def draw_anew() -> None:
 def _run_forked(serve: object, descriptor: int) -> None:
     """Run like a process of its own, with random numbers and an end of its own."""
     try:
+        atexit._clear()  # those of its parent; what the program of this process adds is run at its end
         draw_anew()
         outlive_readers()
         assert callable(serve)

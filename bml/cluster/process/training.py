@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from bml.cluster.process.bodies import check_ran
 from bml.cluster.process.exiting import end_process
 from bml.cluster.process.pickling import Train, unpack
+from bml.cluster.process.remaining import Remaining
 from bml.cluster.server.server import Server
 from bml.cluster.spec.ending import packed, text_of, trace_of
 from bml.cluster.spec.job import Contacts, ServerReport
@@ -22,17 +24,23 @@ from bml.train.session import Session
 _SWITCH_S = 0.0001
 """How long a thread of this process keeps the interpreter's lock while another waits for it. At Python's 5 ms
 the loop would wait as long after every system call beside a training thread that is busy in Python."""
+_AFTER_ERROR_S = 5.0
+"""How long threads, executors and exit handlers may take after an error, in seconds."""
 
 
-def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerReport:
+def run_training(
+    server: Server, contacts: Contacts, pickled: bytes, run_exit_handlers: Callable[[], None] = lambda: None
+) -> ServerReport:
     """Run a pickled training function on this server, serve the others until they are done, and report.
 
-    An error of the training function, or of loading it, ends the job for all servers. It is in the report,
-    and never raised here.
+    It is done when what it began in threads and executors is, and then `run_exit_handlers`. An error of the
+    training function, or of loading it, ends the job for all servers. It is in the report, and never raised
+    here.
     """
     sys.setswitchinterval(_SWITCH_S)
     train = _loaded(pickled)  # it may import for long: no server expects heartbeats of this one yet
     server.start(contacts)
+    remaining = Remaining(run_exit_handlers)
     session: Session | None = None
     value, error, trace, digest = None, None, "", ""
     try:
@@ -47,11 +55,14 @@ def run_training(server: Server, contacts: Contacts, pickled: bytes) -> ServerRe
         value = packed(returned)
         session.finish()
         digest = session.digest()
+        remaining.finish(f"server {server.server}")
     except BaseException as raised:
         error, trace = raised, trace_of(raised)
     outcome = _outcome(server, error)
     said = f"server {server.server} raised {type(error).__name__}: {text_of(error)}" if error else ""
     server.end(outcome, said if outcome == "failed" else "")
+    if error is not None:
+        remaining.finish_within(_AFTER_ERROR_S)
     if session is not None:
         session.close()
     kind = _kind(server, error if outcome == "failed" else server.error)

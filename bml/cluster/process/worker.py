@@ -17,6 +17,7 @@ else is ever unpickled. When the launcher is gone, this process ends.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import threading
@@ -141,7 +142,7 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, incarn
         return  # the job does not begin, or begins without this server
     listening = (server, bool(spec.keeping.folder))
     threading.Thread(target=launcher.listen, args=listening, name="bml-launcher", daemon=True).start()
-    launcher.say("report", run_training(server, contacts, train))
+    launcher.say("report", run_training(server, contacts, train, atexit._run_exitfuncs))
     launcher.flush()
 
 

@@ -1,0 +1,76 @@
+"""What a training function leaves under way when it returns, for which Python would wait at its end.
+
+A server's process ends without Python's own end, as it is forked and must not run the exit handlers of its
+parent. The last save or upload may be in a thread, an executor or an exit handler, so it waits for them as
+Python does: for threads that are no daemons, executors and `atexit`, and writes what files have in buffers.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from bml.train.calls import warn_user
+
+_PATIENCE_S = 5.0
+"""After how long it is said for what a server that is done still waits."""
+_EXECUTORS = (ThreadPoolExecutor, ProcessPoolExecutor)
+_BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
+
+class Remaining:
+    """What begins in this process from now on; `run_exit_handlers` runs what it has given to `atexit`."""
+
+    def __init__(self, run_exit_handlers: Callable[[], None]):
+        self._run_exit_handlers = run_exit_handlers
+        self._others = {*threading.enumerate()}
+
+    def finish(self, name: str) -> None:
+        """Wait until all is done, and warn in the name of this server if that takes long."""
+        late = threading.Timer(_PATIENCE_S, self._warn, (name,))
+        late.daemon = True
+        late.start()
+        try:
+            self._finish()
+        finally:
+            late.cancel()
+
+    def finish_within(self, within_s: float) -> None:
+        """The same after an error, which may have left threads that wait for ever: for so long at most."""
+        finishing = threading.Thread(target=self._finish, name="bml-remaining", daemon=True)
+        finishing.start()
+        finishing.join(within_s)
+
+    def _finish(self) -> None:
+        for executor in _objects(_EXECUTORS):
+            executor.shutdown()
+        while threads := self._threads():
+            threads[0].join()
+        self._run_exit_handlers()
+        for file in _objects(_BUFFERED):
+            with suppress(Exception):  # it is closed, or its disk is full
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe may wait for its reader
+                    file.flush()
+
+    def _threads(self) -> list[threading.Thread]:
+        new = {*threading.enumerate()} - self._others
+        return [each for each in new if not each.daemon and each is not threading.current_thread()]
+
+    def _warn(self, name: str) -> None:
+        waits_for = ", ".join(sorted(f"thread {each.name}" for each in self._threads()))
+        warn_user(
+            f"the training function of {name} has returned; its process waits, as Python does at its end, "
+            f"for {waits_for or 'exit handlers'}"
+        )
+
+
+def _objects(kinds: tuple[type, ...]) -> list[Any]:
+    """Return the objects of these kinds that the program can still reach."""
+    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
