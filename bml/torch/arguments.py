@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +34,17 @@ def operation(opts: Any) -> Any:
     if opts is None:
         return dist.ReduceOp.SUM
     return getattr(opts, "reduceOp", opts)
+
+
+_BROADCASTS_OBJECTS = inspect.unwrap(dist.broadcast_object_list).__code__
+
+
+def is_of_objects() -> bool:
+    """Whether the caller broadcasts objects: then the tensors of all ranks but the root hold no values."""
+    frame = sys._getframe(1).f_back
+    while frame is not None and frame.f_code is not _BROADCASTS_OBJECTS:
+        frame = frame.f_back
+    return frame is not None
 
 
 def root_of(opts: Any, size: int) -> int:

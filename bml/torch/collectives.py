@@ -14,7 +14,16 @@ import numpy as np
 
 from bml.topology.errors import UsageError
 from bml.torch import movements
-from bml.torch.arguments import check_fit, contiguous, inner_of, listed, operation, parts_of, root_of
+from bml.torch.arguments import (
+    check_fit,
+    contiguous,
+    inner_of,
+    is_of_objects,
+    listed,
+    operation,
+    parts_of,
+    root_of,
+)
 from bml.torch.reductions import reduction
 from bml.torch.steps import GroupSteps
 from bml.torch.tensors import Tensor, check, check_alike
@@ -113,12 +122,12 @@ class Collectives:
     # --- movements -------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
-        """Give all ranks the tensors of the root."""
+        """Give all ranks the tensors of the root; of a lost one those of another, unless they are objects."""
         tensors = listed(tensors)
         check(tensors, "broadcast")
         check_alike(tensors, "broadcast")
         root = root_of(opts, self.size())
-        job = movements.broadcast(tensors, root)
+        job = movements.broadcast(tensors, root, may_stand_in=not is_of_objects())
         return self.begin("broadcast", tensors, job, opts, timeout, fills=self.rank() != root)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> GroupWork:

@@ -25,8 +25,11 @@ Job = Callable[[GroupSteps], bool]
 """Carries out one collective, in the thread of the group; returns whether it wrote the outputs."""
 
 
-def broadcast(tensors: Sequence[Tensor], root: int) -> Job:
-    """Every rank gets the tensors of `root`; if it is lost, those of the lowest contributor."""
+def broadcast(tensors: Sequence[Tensor], root: int, may_stand_in: bool = True) -> Job:
+    """Every rank gets the tensors of `root`; if it is lost, those of the lowest contributor.
+
+    All get ContributorLost then unless another rank `may_stand_in`.
+    """
     places = Places([each.nbytes for each in tensors])
     text = f"broadcast from {root} {describe(tensors)}"
 
@@ -36,6 +39,11 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Job:
             return places.vector(0, [raw(each) for each in tensors] if gives else (), steps.empty)
 
         done = steps.step(text, "sum", prepare)
+        if root not in done.contributors and not may_stand_in:
+            raise ContributorLost(
+                f"rank {root} was lost before all ranks had the objects that it broadcasts: give the lowest "
+                "rank that is left, min(bml.torch.contributors()), as src"
+            )
         takes = source(root, done.contributors) != steps.rank
         if takes:
             _store(places, done, range(len(tensors)), tensors)

@@ -105,7 +105,8 @@ class GroupSteps:
         lost = sorted(set(range(self.n_ranks)) - set(self.contributors))
         if len(lost) > self._n_lost and self.rank == min(self.contributors):
             _log.warning(
-                "ranks %s are lost: sums of floating tensors are multiplied by %d/%d from now on",
+                "ranks %s are lost: sums of floating tensors are multiplied by %d/%d from now on, those of "
+                "integers are not, and all_gather has the lowest rank's tensors in their places",
                 *(lost, self.n_ranks, len(self.contributors)),
             )
         self._n_lost = len(lost)

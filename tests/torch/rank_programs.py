@@ -211,6 +211,36 @@ def groups() -> dict[str, Any]:
     return {"sum": tensor.item(), "objects": objects, "cast": cast, "scattered": scattered, "names": names}
 
 
+def objects_of_a_lost_rank() -> list[Any]:
+    """Objects and a tensor from rank 0, which died, and objects from one that is left."""
+    dist.init_process_group("bml")
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    found: list[Any] = []
+    for src in (0, 0, 1):
+        cast: list[Any] = [{"from": rank}, "more"]
+        try:
+            dist.broadcast_object_list(cast, src=src)
+            found.append(cast)
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    tensor = torch.tensor([float(rank)])
+    dist.broadcast(tensor, src=0)
+    found.append(tensor.item())
+    gathered: list[Any] = [None] * 3
+    dist.all_gather_object(gathered, "x" * rank)
+    found.append(gathered)
+    try:
+        dist.scatter_object_list(scattered := [None], None, src=0)
+        found.append(scattered)
+    except Exception as error:
+        found.append(type(error).__name__)
+    dist.destroy_process_group()
+    return found
+
+
 def group_with_a_lost_rank() -> list[str]:
     """new_group after rank 3 died: known to be lost, and not known yet."""
     dist.init_process_group("bml")

@@ -90,6 +90,18 @@ def test_groups_and_objects() -> None:
         assert found["names"] == ["bml", "bml"]
 
 
+def test_objects_of_a_lost_rank_are_an_error_and_the_group_goes_on() -> None:
+    lost, *ranks = run_group(3, "objects_of_a_lost_rank")
+    assert lost == -9
+    for first, second, third, tensor, gathered, scattered in ranks:
+        assert first.startswith("ContributorLost: rank 0 was lost before all ranks had the objects")
+        assert second == first
+        assert third == [{"from": 1}, "more"]
+        assert tensor == 1.0, "a tensor is that of the lowest rank that is left"
+        assert gathered == ["x", "x", "xx"]
+        assert scattered == "ContributorLost"
+
+
 def test_a_new_group_with_a_lost_rank_is_a_clear_error() -> None:
     found = run_group(4, "group_with_a_lost_rank")
     assert found.pop(3) == -9
