@@ -5,9 +5,11 @@ PyTorch 2.14 and newer calls `register` itself, by the entry point `torch.distri
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from bml.topology.errors import UsageError
 
@@ -39,7 +41,7 @@ def create(given: Any, options: Any) -> ProcessGroup:
     if getattr(given, "enable_reconfigure", False):  # not in PyTorch before 2.14
         return ReconfigurableGroup(rank, size, given.store, timeout)
     _check_members(given.global_ranks_in_group)
-    start_s = min(timeout.total_seconds(), Settings.start_s)
+    start_s = seconds_to_appear(timeout, Settings.start_s)
     is_default = dist.GroupMember.WORLD is None
     # PyTorch may give groups of other ranks the same prefix: it numbers those that a rank has made.
     store = dist.PrefixStore("ranks " + " ".join(map(str, given.global_ranks_in_group)), given.store)
@@ -52,6 +54,14 @@ def create(given: Any, options: Any) -> ProcessGroup:
             group.begin_close("done" if in_order else "crashed")
 
     return ProcessGroup(*(group.server, rank, size, given.store, timeout), on_shutdown=end, messenger=group)
+
+
+def seconds_to_appear(timeout: timedelta, otherwise: float) -> float:
+    """How long ranks may take to appear: the time-out that the program gave, and `otherwise` without one.
+
+    PyTorch's own of half an hour, which is there without one, is that for which a live rank is waited.
+    """
+    return otherwise if timeout == default_pg_timeout else timeout.total_seconds()
 
 
 def _check_members(ranks: list[int]) -> None:
