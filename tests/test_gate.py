@@ -62,6 +62,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_few_cases_are_drawn_by_the_seed_alone_and_the_longest_come_first(folder: Path) -> None:
     chosen = collected(folder, 7)
     assert chosen[0] == "test_long"
@@ -72,6 +73,7 @@ def test_few_cases_are_drawn_by_the_seed_alone_and_the_longest_come_first(folder
     assert len(collected(folder, 7, BML_TESTS="all")) == 20 + 4 + 2
 
 
+@pytest.mark.slow
 def test_a_failure_is_printed_with_the_command_that_repeats_it(folder: Path) -> None:
     end = ran(folder, 11, "-n", "2", "--dist", "loadgroup")
     assert end.returncode == 1

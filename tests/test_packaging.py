@@ -71,11 +71,13 @@ def test_the_plugin_of_pytest_loads_nothing_of_the_runtime() -> None:
     assert printed(code, ROOT) == ["bml", "bml.pytest_plugin"]
 
 
+@pytest.mark.slow
 def test_neither_the_command_nor_launch_loads_ray_before_a_job_needs_it() -> None:
     code = "import sys, bml, bml.cli; bml.launch; print('ray' in sys.modules)"
     assert printed(code, ROOT) == ["False"], "it takes a second"
 
 
+@pytest.mark.slow
 def test_the_command_and_the_package_need_no_extra() -> None:
     """A bare `pip install` has none of these: `bml run` must work without, and so must every --help."""
     extras = ("numba", "matplotlib", "torch", "pyroute2", "pyverbs", "fsspec", "prometheus_client", "sklearn")

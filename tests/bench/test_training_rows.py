@@ -42,6 +42,7 @@ def test_an_iteration_ends_when_its_slowest_server_does():
     assert iterations(values) == (Iteration(2.0, 1.5, ALL), Iteration(2.0, 1.0, LEFT))
 
 
+@pytest.mark.slow
 def test_a_row_has_the_medians_of_all_turns_without_those_that_warm_up():
     bed = comparison(layers=LAYERS)
     expected = predicted.healthy(bed, bed.own, WIRES)

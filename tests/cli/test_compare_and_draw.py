@@ -63,6 +63,7 @@ def test_a_rate_counts():
     assert report["gst"] == 1.7778
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -105,6 +105,7 @@ def files(tmp_path: Path) -> dict[str, str]:
     return {"SCRIPT": str(tmp_path / "script.py"), **{name: str(tmp_path / name) for name in made}}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(WITHIN_S)
 @pytest.mark.parametrize(("arguments", "says"), CASES, ids=lambda value: " ".join(value)[:60])
 def test_an_odd_value_is_refused_at_once(files: dict[str, str], arguments: list[str], says: str) -> None:

@@ -108,6 +108,7 @@ def test_rays_handler_of_sigterm_is_taken_for_ours(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["run", str(script)]).exit_code == 143
 
 
+@pytest.mark.slow
 def test_lines_stay_in_order_where_output_is_unbuffered(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os\nprint('first')\nos.write(1, b'second\\n')\n")
@@ -172,6 +173,7 @@ def test_a_stream_that_does_not_block_is_waited_for() -> None:
     assert reader.communicate(timeout=20)[0].split() == [str(1_000_000 + len("\\u2026\n")).encode()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_an_answer_that_cannot_be_written_is_an_error(form: list[str]) -> None:
     with open("/dev/full", "w") as full:
@@ -187,6 +189,7 @@ def test_an_answer_that_cannot_be_written_is_an_error(form: list[str]) -> None:
     assert done.stderr == "Error: standard output could not be written: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_a_command_without_standard_streams_ends_well() -> None:
     done = subprocess.run(
         ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *BML, "plan", "bcube:2x2"], timeout=60, check=False
@@ -194,6 +197,7 @@ def test_a_command_without_standard_streams_ends_well() -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_letters_that_the_terminal_does_not_have_are_escaped() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [*BML, "plan", "bcube:2x2", "--bytes", "4KiB"]

@@ -59,6 +59,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(VALUES)
 def test_any_value_is_json(value: Any) -> None:
@@ -124,6 +125,7 @@ def test_a_new_file_is_where_the_link_leads_with_the_mode_of_the_old_one(tmp_pat
     assert (target.read_text(), link.is_symlink(), target.stat().st_mode & 0o777) == ("new", True, 0o640)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 @pytest.mark.parametrize("piped", [False, True])
 def test_streams_are_written_in_place(stream: str, piped: bool, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def test_json_has_the_time_and_the_links():
     assert all(link["utilisation"] == 1.0 for link in report["links"])
 
 
+@pytest.mark.slow
 def test_a_table_of_a_damaged_fabric_with_a_slow_link(tmp_path):
     trace, picture = tmp_path / "step.json", tmp_path / "links.svg"
     result = run(
@@ -73,6 +74,7 @@ def test_comparison_with_prices():
     assert (fabrics["torus:4x2"]["nic_ports"], fabrics["torus:4x2"]["switch_ports"]) == (64, 0)
 
 
+@pytest.mark.slow
 def test_json_of_packets():
     step = ("--algorithm", "mesh", "--bytes", "8MB", "--rate", "40gbit")
     arguments = ("fattree:4", *step, "--packets", "--json")
@@ -99,6 +101,7 @@ def test_a_table_of_packets():
     assert "DCQCN: 0 marked" in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

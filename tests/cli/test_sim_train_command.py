@@ -94,6 +94,7 @@ def test_tables():
     assert "0.070 s" in result.output
 
 
+@pytest.mark.slow
 def test_comparison():
     network = "bcube:4x2", "--model", "resnet50", "--fail", "server:3@50", "--compare"
     tables = answer(*network)

@@ -28,6 +28,7 @@ def test_json_has_a_row_for_each_number_of_failures():
     assert 0 < found["expected"]["low"] <= found["expected"]["high"] <= found["expected"]["healthy"] + 1e-3
 
 
+@pytest.mark.slow
 def test_tables_of_fabrics_of_one_size_and_a_picture(tmp_path):
     picture = tmp_path / "survey.svg"
     result = run("switch:4", "--survey", "1", "--compare", "--draw", str(picture))
@@ -63,6 +64,7 @@ def test_sets_of_more_failures_than_are_compared_are_not_said_to_be_unlike_other
     assert "like this" not in others
 
 
+@pytest.mark.slow
 def test_numbers_are_whole_where_the_output_is_no_terminal():
     result = run("bcube:2x2", "--survey", "4", "--samples", "20")
     assert result.exit_code == 0, result.output
@@ -71,6 +73,7 @@ def test_numbers_are_whole_where_the_output_is_no_terminal():
     assert "…" not in result.output
 
 
+@pytest.mark.slow
 def test_a_fabric_with_too_few_parts_is_left_out_of_a_comparison():
     result = run("torus:3x1", "--compare", "--survey", "8", "--samples", "10")
     assert result.exit_code == 0, result.output

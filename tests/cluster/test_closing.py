@@ -304,6 +304,7 @@ fork_server.close()
 """
 
 
+@pytest.mark.slow
 def test_signals_of_the_terminal_do_not_disturb_the_start() -> None:
     """They printed a traceback of Python's own start, and the job had no processes."""
     with commands.begun(sys.executable, "-c", STARTS) as process:

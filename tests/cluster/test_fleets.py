@@ -180,6 +180,7 @@ def test_servers_of_one_host_choose_schedules_as_ones_that_share_its_cores(
     assert elsewhere.spec.constants == spec.constants
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_cannot_run_is_named_with_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

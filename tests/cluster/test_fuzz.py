@@ -41,6 +41,7 @@ def test_there_are_enough_cases() -> None:
 # --- who comes in ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_handshakes_without_the_token_never_succeed() -> None:
     chance = random.Random(1)
     me, other = Hello(Role.DATA, b"job", 5, 1), Hello(Role.DATA, b"job", 2, 1, 3)
@@ -116,6 +117,7 @@ def odd(chance: random.Random, header: Header) -> Header:
     return made
 
 
+@pytest.mark.slow
 def test_headers_are_read_or_refused() -> None:
     chance = random.Random(3)
     good = Header(Kind.REDUCE, 3, 7, 0, 1, 77, 0, 5, 40)
@@ -280,6 +282,7 @@ def victim() -> Iterator[Callable[..., Victim]]:
         each.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["bml", "exchange"])
 def test_a_server_survives_fuzzed_frames(victim: Callable[..., Victim], algorithm: str) -> None:
     served = victim(None, algorithm)
@@ -287,6 +290,7 @@ def test_a_server_survives_fuzzed_frames(victim: Callable[..., Victim], algorith
     served.takes_an_honest_step()
 
 
+@pytest.mark.slow
 def test_a_learner_survives_fuzzed_frames_and_allocates_no_terabytes(victim: Callable[..., Victim]) -> None:
     served = victim(5)
     fuzz(served, 5, CASES["frames to a learner"], learns=True)

@@ -113,6 +113,7 @@ def test_messages_and_answers_pass() -> None:
         assert one.unsent + one.cut + two.unsent + two.cut == []
 
 
+@pytest.mark.slow
 def test_a_peer_that_answers_no_dial_yet_loses_nothing() -> None:
     """Its port refuses, then accepts without a word longer than a dial may take, then it is there."""
     with socket.create_server((HOST, 0)) as silent:
@@ -145,6 +146,7 @@ def test_a_peer_that_answers_no_dial_yet_loses_nothing() -> None:
         assert one.unsent == []
 
 
+@pytest.mark.slow
 def test_a_peer_that_lives_behind_a_blocked_path_is_given_up_with_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -59,6 +59,7 @@ def run(folder: Path, *arguments: str) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_the_whole_of_it(suite: Path) -> None:
     out = run(suite, "--fault-seed", "7", "-rP")
     assert "fault seed: 7 (repeat with --fault-seed 7)" in out
@@ -107,6 +108,7 @@ class TestGroup:
 """
 
 
+@pytest.mark.slow
 def test_the_same_plan_from_another_folder_and_with_groups(tmp_path: Path) -> None:
     """`nodeid` has the way from pytest's rootdir to the file, and the group of pytest-xdist."""
     pytest.importorskip("xdist")
@@ -167,6 +169,7 @@ def test_drawn(fault_plan):
 """
 
 
+@pytest.mark.slow
 def test_a_test_whose_faults_never_struck_fails(tmp_path: Path) -> None:
     (tmp_path / "test_jobs.py").write_text(JOBS)
     out = run(tmp_path, "-p", "no:xdist")
@@ -214,6 +217,7 @@ def test_fails_by_itself():
 )
 
 
+@pytest.mark.slow
 def test_a_test_that_injects_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "test_jobs.py").write_text(FORGOTTEN)
     out = run(tmp_path, "-p", "no:xdist", "-rf")
@@ -243,6 +247,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_a_wrong_marker_is_named_in_one_line(tmp_path: Path) -> None:
     tests = [
         f"@pytest.mark.faults({marker})\ndef test_{n}(fault_plan): pass\n" for n, marker in enumerate(WRONG)

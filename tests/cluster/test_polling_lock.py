@@ -44,6 +44,7 @@ def test_the_loop_rests_while_another_thread_polls() -> None:
     os.close(writer)
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_a_step_leaves_a_server_that_can_say_so() -> None:
     def train(session: bml.Session) -> float:
         if session.server != 0:

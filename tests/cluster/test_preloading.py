@@ -187,6 +187,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_forked_processes_draw_different_numbers() -> None:
     pytest.importorskip("torch")
     told = subprocess.run([sys.executable, "-c", _DRAWS], capture_output=True, text=True, timeout=60)

@@ -86,6 +86,7 @@ def test_a_server_that_is_ended_is_not_asked_for_its_report_again(
     assert fleet._reports.running() == {0}
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_ray_does_not_reach_is_replaced_only_if_it_stays_silent(
     ray: FakeRay, fleet: Any
 ) -> None:
@@ -164,6 +165,7 @@ def test_what_has_the_number_of_a_dead_server_is_not_killed(ray: FakeRay, fleet:
         assert process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_hear_ray_is_killed(ray: FakeRay, fleet: Any) -> None:
     fleet._local = True
     with stranger() as process:

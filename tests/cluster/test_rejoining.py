@@ -90,6 +90,7 @@ def run(seen: list[Changed], at_once: bool) -> Any:
         return fleet.incarnations, job._result.dead[LOST]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_view_of_the_incarnation_before_is_no_sign_of_a_server_that_comes(at_once: bool) -> None:
     # Of a server that died it is heard first that its connections are lost: a view with it goes before the
@@ -99,6 +100,7 @@ def test_a_view_of_the_incarnation_before_is_no_sign_of_a_server_that_comes(at_o
     assert f"it was started {MOST_STARTS} times" in why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_server_that_came_in_is_started_again(at_once: bool) -> None:
     incarnations, _ = run(

@@ -37,6 +37,7 @@ def test_it_wakes_when_the_time_is_over(duration_s: float) -> None:
     assert duration_s <= stopped_s < WITHIN_S
 
 
+@pytest.mark.slow
 def test_what_is_to_wake_it_ends_with_it_and_holds_nothing_of_it() -> None:
     with stopping(600.0) as process:
         until = time.monotonic() + WITHIN_S

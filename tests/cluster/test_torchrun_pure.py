@@ -252,6 +252,7 @@ def test_a_node_0_that_is_silent_does_not_hold_the_others(monkeypatch: pytest.Mo
     assert said == ["node 0, which holds the store, does not answer"]
 
 
+@pytest.mark.slow
 def test_the_last_words_of_ranks_are_shown_whose_parent_was_killed() -> None:
     """The end of the parent is seen before the ranks have ended, and before their pipes are empty."""
     shown, n_lines = list[bytes](), 20_000

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from reference_pages import script
 
 tables = script("tables")
 
 
+@pytest.mark.slow
 def test_every_table_is_as_the_code_has_it() -> None:
     for path, text in tables.documents().items():
         assert text == tables.renewed(text), f"{path.name} is out of date: run `python docs/tables.py`"

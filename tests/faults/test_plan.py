@@ -259,6 +259,7 @@ def test_a_time_fault_strikes_when_it_is_time() -> None:
     assert [str(fault) for fault in pending] == ["kill:1@step=3"]
 
 
+@pytest.mark.slow
 def test_drawn_plans_repeat_and_can_be_survived() -> None:
     kinds = ("kill", "freeze", "cut", "blackhole", "switch", "coordinator", "exit", "flap")
     seen = set()

@@ -235,6 +235,7 @@ def test_trainings_whose_wires_are_the_limit_take_half_the_time() -> None:
     assert beside < after < 0, "what is not hidden under computation is a smaller part of the job"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # it may compile, on a busy machine
 def test_hips_on_the_published_bcube_pauses_nothing() -> None:
     cases = ("HiPS, bcube:16x2",)

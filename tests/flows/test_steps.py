@@ -96,6 +96,7 @@ def test_times_are_those_of_the_emulated_fabric(failures, measured_s):
     assert found.seconds == pytest.approx(measured_s, rel=0.05)
 
 
+@pytest.mark.slow
 def test_collisions_in_a_fat_tree_are_a_distribution():
     made = plan(parse("fattree:6/30"), "mesh")
     found = []
@@ -151,6 +152,7 @@ def test_work_grows_no_faster_than_events():
     assert max(per_transfer) < 1.5 * min(per_transfer)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_into_memory_is_refused():
     with pytest.raises(UsageError, match=r"would take .* GB to simulate"):
         step("bcube:4x2", "ring", nbytes=10**12, slice_nbytes=1000)

@@ -25,6 +25,7 @@ from bml.topology import parse
 members = st.lists(st.integers(0, 300), min_size=1, max_size=20, unique=True).map(lambda m: tuple(sorted(m)))
 
 
+@pytest.mark.slow
 @given(members, st.integers(0, 100_000), st.sampled_from([1, 2, 4, 8, 16, 32]))
 def test_shares_tile_the_vector_at_pages(servers: tuple[int, ...], n: int, itemsize: int) -> None:
     at = 0
@@ -115,6 +116,7 @@ class Room:
             self.act(self.chance.choice(self.servers))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     members.filter(lambda m: len(m) <= 9),

@@ -93,6 +93,7 @@ def test_nan_and_infinity_pass_through() -> None:
         assert not result[[0, 3]].any()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(CASES), st.integers(0, 200), st.integers(0, 10**9))
 def test_any_length_cut_and_order(case: tuple[Fabric, str], n: int, seed: int) -> None:

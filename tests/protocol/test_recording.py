@@ -293,6 +293,7 @@ def test_a_ring_turns_without_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replay(server).equal
 
 
+@pytest.mark.slow
 def test_bytes_of_a_view_are_made_once_for_all_states(monkeypatch: pytest.MonkeyPatch) -> None:
     made, written_views = driven(), []
     history = made._view_history

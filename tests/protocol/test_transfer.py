@@ -43,6 +43,7 @@ def donated(state: bytes, parts: int, piece_nbytes: int) -> tuple[list[Head], li
     return heads, frames
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 500),
     st.integers(1, 7),
@@ -102,6 +103,7 @@ def test_a_piece_comes_once() -> None:
         incoming.check(piece(0, 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [100, 16 << 20, 50 << 20])
 def test_donors_must_give_the_same_state(nbytes: int) -> None:
     state = bytearray(nbytes)

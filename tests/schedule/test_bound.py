@@ -155,6 +155,7 @@ def random_forest(fabric, pieces, seed):
     return Forest(root.astype(np.int32), weight.astype(np.int64), parent, level, stage)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(["bcube:3x2", "bcube:4x2", "bcube:2x3", "torus:3x2", "torus:4x2", "switch:6"]),
@@ -182,6 +183,7 @@ def test_no_forest_beats_the_bound(name, seed, rated):
     assert price_bound(nics, prices) <= proved or bound_kind(fabric) != "optimum"
 
 
+@pytest.mark.slow
 def test_every_single_failure_of_small_fabrics_is_solved():
     for name in ("bcube:3x2", "bcube:2x3", "torus:4x2"):
         for failure in single_failures(name):

@@ -40,6 +40,7 @@ def priced(fabric):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "constants"),
     one_of_each(
@@ -102,6 +103,7 @@ def some_fabrics():
         yield random_rates(parse(name), chance.randrange(99))
 
 
+@pytest.mark.slow
 def test_no_schedule_is_below_the_least_counts():
     """Count by count, so that a candidate that is not planned could not have been the best."""
     for fabric in some_fabrics():
@@ -122,6 +124,7 @@ def test_no_schedule_is_below_the_least_counts():
             )
 
 
+@pytest.mark.slow
 def test_what_was_planned_before_changes_no_choice():
     """Servers see sizes in other orders: a joiner knows none of those before it came."""
     chance = random.Random(3)

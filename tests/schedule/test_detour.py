@@ -118,6 +118,7 @@ def test_shortest_paths_avoid_the_dead():
         shortest_paths(fabric.without("server:4"), 0, 4)
 
 
+@pytest.mark.slow
 def test_every_single_failure_of_3x2_and_2x3_gives_right_sums():
     for name in ("bcube:3x2", "bcube:2x3"):
         healthy = parse(name)
@@ -141,6 +142,7 @@ def damaged(draw):
     return healthy.without(*draw(st.lists(st.one_of(servers, links, switches), max_size=6)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_examples", first(1, [50, 150]))
 def test_random_damage_gives_right_sums_or_names_the_parts(n_examples):
     drawn = given(fabric=damaged(), n_elements=st.integers(0, 200), seed=st.integers(0, 99))

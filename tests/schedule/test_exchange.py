@@ -76,6 +76,7 @@ def test_it_works_where_whole_groups_are_dead():
     assert plan(alone, "exchange").gst() == 0
 
 
+@pytest.mark.slow
 def test_a_large_one_is_verified_and_one_that_is_too_large_refused_at_once():
     """Servers of one group hold one sum, so 2187 servers need no table of 2187 times 2187 vectors."""
     tracemalloc.start()

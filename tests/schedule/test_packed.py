@@ -54,6 +54,7 @@ def test_the_optimum_itself(name, failure, expected):
     assert float(gst(packed(fabric), fabric)) == pytest.approx(expected, abs=5e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "every"), [("bcube:3x2", 24), ("bcube:4x2", 90)])
 def test_pairs_of_failures(name, every):
     ratios = [ratio(fabric) for fabric in pairs(name)[::every]]
@@ -61,6 +62,7 @@ def test_pairs_of_failures(name, every):
     assert max(ratios) <= 1.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", first(1, ["bcube:4x2", "bcube:3x3", "torus:4x2"]))
 def test_random_failure_sets(name):
     ratios = [ratio(fabric) for fabric in random_sets(name, 20, seed=11)]
@@ -90,6 +92,7 @@ def test_a_healthy_fabric_is_no_worse_than_bml(name, expected):
     assert gst(packed(fabric), fabric) == expected <= gst(plan(fabric, "bml").forest, fabric)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(["bcube:2x2", "bcube:3x2", "bcube:4x2", "bcube:2x3", "torus:3x2", "torus:4x2"]),
@@ -183,6 +186,7 @@ def test_relays_seen_through_a_symmetry():
         compile_program(forest, 9, symmetry)
 
 
+@pytest.mark.slow
 def test_planning_has_a_bounded_effort():
     """What took longest by chance: the effort is counted, so that it ends alike on every server."""
     for name, failures in (

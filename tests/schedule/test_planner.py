@@ -73,6 +73,7 @@ def test_healthy_bml_without_building_it(name):
     assert verify(sample, made.fabric) == []
 
 
+@pytest.mark.slow
 def test_large_bml_is_verified_by_sample():
     large = plan(parse("bcube:39x2"))
     assert (large.verified_pieces, large.pieces) == (64, 2 * 39**2)

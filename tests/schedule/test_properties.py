@@ -53,6 +53,7 @@ def why_not(made):
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_examples", first(1, [80, 250]))
 def test_every_algorithm_is_sound_or_says_why_not(n_examples):
     drawn = given(fabrics(), st.sampled_from(WISHES), st.integers(0, 90), st.integers(0, 9))
@@ -129,6 +130,7 @@ def broken(draw):
     return replace(forest, parent=parent, weight=weight), fabric
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_examples", first(1, [80, 250]))
 def test_a_mutated_forest_is_always_caught(n_examples):
     @settings(max_examples=n_examples, deadline=None, derandomize=True)

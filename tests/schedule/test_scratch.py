@@ -61,6 +61,7 @@ def test_many_failures(name: str) -> None:
     assert max(scratch(fabric) for fabric in random_sets(name, 30, seed=11, most=7)) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bcube:10x2", "bcube:3x4"])
 def test_large_fabrics_which_take_detours(name: str) -> None:
     for failure in ("server:0", "link:0/0", "switch:0/0"):

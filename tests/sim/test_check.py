@@ -99,6 +99,7 @@ def test_a_seed_replays_exactly() -> None:
         assert run(Scenario.of(seed)).history.commit_at_s == first.commit_at_s, "recording changes nothing"
 
 
+@pytest.mark.slow
 def test_a_seed_may_be_run_on_any_fabric() -> None:
     scenario = Scenario.of(7, "bcube:3x2")
     assert scenario.fabric == "bcube:3x2"
@@ -115,6 +116,7 @@ def test_seeds_draw_every_family_and_several_min_servers() -> None:
     assert {some - n // 2 for some, n in least} >= {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_seeds_hold_and_take_every_schedule_between_which_auto_chooses() -> None:
     """On damaged fabrics too: a choice that no run makes is one in which no bug is found."""
     taken: set[tuple[str, bool]] = set()
@@ -133,6 +135,7 @@ def test_seeds_hold_and_take_every_schedule_between_which_auto_chooses() -> None
     assert taken == damaged | healthy
 
 
+@pytest.mark.slow
 def test_a_failing_seed_shrinks_and_still_fails() -> None:
     with pytest.MonkeyPatch.context() as patch:
         retry_although_one_committed(patch)

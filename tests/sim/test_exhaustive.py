@@ -14,6 +14,7 @@ from planted_bugs import (
 from bml.sim.exhaustive import Choice, Faults, Model, explore
 
 
+@pytest.mark.slow
 def test_all_interleavings_without_faults() -> None:
     found = explore(faults=Faults(0, 0, 0))
     assert found.complete

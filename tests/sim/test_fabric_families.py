@@ -29,6 +29,7 @@ def without(name, server):
     return [other for other in parse(name).servers if other != server]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "algorithm"),
     chosen(
@@ -45,6 +46,7 @@ def test_a_crash_and_a_silent_nic(name, algorithm):
     check(history, 24, without(name, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["auto", "ring", "tree"])
 @pytest.mark.parametrize("name", ["switch:5", "fattree:4/6"])
 def test_servers_with_one_nic(name, algorithm):
@@ -53,6 +55,7 @@ def test_servers_with_one_nic(name, algorithm):
     check(run(name, algorithm, 40, ("silent", (1, 0), 0.03)), 40, without(name, 1))
 
 
+@pytest.mark.slow
 def test_an_exchange_that_a_crash_makes_impossible_is_replaced():
     check(run("bcube:3x2", "exchange", 20, ("crash", (4,), 0.05)), 20, without("bcube:3x2", 4))
     # The rest of one switch is one switch.

@@ -22,6 +22,7 @@ def silent(target: tuple[int, ...], at_s: float, for_s: float, kind: str = "sile
     return Mishap(kind, target, When("", 0, at_s), for_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first(1, range(2)))
 def test_a_cable_that_comes_back_is_used_again(seed: int) -> None:
     simulation = Simulation(
@@ -35,6 +36,7 @@ def test_a_cable_that_comes_back_is_used_again(seed: int) -> None:
     assert "link:4/0 works again" in views(simulation)[2][1]
 
 
+@pytest.mark.slow
 def test_a_switch_that_comes_back_is_used_again() -> None:
     simulation = Simulation(
         parse("bcube:3x2"),
@@ -46,6 +48,7 @@ def test_a_switch_that_comes_back_is_used_again() -> None:
     assert [failures for failures, _ in views(simulation)] == [(), ("switch:0/1",), ()]
 
 
+@pytest.mark.slow
 def test_a_cable_that_stays_dead_stays_out() -> None:
     simulation = Simulation(
         parse("bcube:3x2"),
@@ -57,6 +60,7 @@ def test_a_cable_that_stays_dead_stays_out() -> None:
     assert [failures for failures, _ in views(simulation)] == [(), ("link:4/0",)]
 
 
+@pytest.mark.slow
 def test_a_flapping_cable_is_trusted_ever_more_rarely() -> None:
     flaps = [silent((0, 0), 0.2 + 2.5 * count, 0.8) for count in range(5)]
     simulation = Simulation(
@@ -70,6 +74,7 @@ def test_a_flapping_cable_is_trusted_ever_more_rarely() -> None:
     assert dict(simulation.machines[1].core.view.failed)["link:0/0"] == 2  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_cable_that_heals_while_the_coordinator_dies() -> None:
     mishaps = [silent((0, 0), 0.2, 1.5), Mishap("coordinator-crash", (), When("", 0, 2.4))]
     simulation = Simulation(

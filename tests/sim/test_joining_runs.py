@@ -51,6 +51,7 @@ def test_a_server_that_died_contributes_again(fabric: str) -> None:
     assert simulation.history.counts["state"] == 1
 
 
+@pytest.mark.slow
 def test_survivors_go_on_while_the_state_moves() -> None:
     simulation = simulate("bcube:3x2", GONE, BACK)
     followed = simulation.machines[1].first_step - 1
@@ -59,12 +60,14 @@ def test_survivors_go_on_while_the_state_moves() -> None:
     assert max(gaps_s(simulation)) < 0.1
 
 
+@pytest.mark.slow
 def test_a_server_that_was_absent_grows_the_job() -> None:
     simulation = simulate("bcube:3x2", Mishap("join", (8,), at("commit", 20)), absent=(8,))
     assert last(simulation, 1) == (0, 1, 2, 3, 4, 5, 6, 7)
     assert last(simulation) == parse("bcube:3x2").servers
 
 
+@pytest.mark.slow
 def test_two_servers_join_at_once() -> None:
     simulation = simulate(
         "bcube:3x2",
@@ -88,12 +91,14 @@ def test_the_state_overtakes_a_token_of_another_learner(fabric: str) -> None:
     assert simulation.history.counts["state"] == 2
 
 
+@pytest.mark.slow
 def test_a_donor_dies_while_it_gives() -> None:
     simulation = simulate("bcube:3x2", GONE, BACK, Mishap("crash", (4,), at("piece", 2)))
     assert last(simulation) == (0, 1, 2, 3, 5, 6, 7, 8)
     assert simulation.machines[1].done
 
 
+@pytest.mark.slow
 def test_a_joiner_dies_while_it_gets_the_state_and_comes_a_third_time() -> None:
     again = Mishap("join", (1,), at("fault", 3, 0.08))
     simulation = simulate("bcube:3x2", GONE, BACK, Mishap("crash", (1,), at("piece", 2)), again)
@@ -103,6 +108,7 @@ def test_a_joiner_dies_while_it_gets_the_state_and_comes_a_third_time() -> None:
     assert incarnation.number == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["Propose", "Install", "piece", "CaughtUp"])
 def test_the_coordinator_dies_while_a_server_joins(point: str) -> None:
     nth = 1 if point in ("piece", "CaughtUp") else 9 + 8 + 4  # start, death, then the joining view
@@ -111,6 +117,7 @@ def test_the_coordinator_dies_while_a_server_joins(point: str) -> None:
     assert last(simulation) == parse("bcube:3x2").servers
 
 
+@pytest.mark.slow
 def test_a_server_that_leaves_costs_no_step_and_no_time_to_notice() -> None:
     simulation = simulate("bcube:3x2", Mishap("leave", (4,), at("submit", 30)))
     assert last(simulation) == (0, 1, 2, 3, 5, 6, 7, 8)
@@ -118,6 +125,7 @@ def test_a_server_that_leaves_costs_no_step_and_no_time_to_notice() -> None:
     assert "it leaves" in str(simulation.history.errors[4])
 
 
+@pytest.mark.slow
 def test_a_zombie_that_was_evicted_joins_in_another_incarnation() -> None:
     frozen = Mishap("freeze", (1,), at("submit", 9), 1.0)
     simulation = simulate("bcube:3x2", frozen, Mishap("join", (1,), at("fault", 1, 1.02)), steps=200)

@@ -27,6 +27,7 @@ PLANTED = range(1000)
 """The search ends with the first program that finds the bug. Of the rarest bug that is one of 77."""
 
 
+@pytest.mark.slow
 def test_jobs_that_die_go_on_with_the_oracles_numbers() -> None:
     tally = check_all_kept((*QUICK, *NAMED))
     assert not tally.broken

@@ -21,6 +21,7 @@ from bml.topology import parse
 HALL_S = (0.0001, 0.0001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fabric", "seed"), first(1, [("bcube:9x2", seed) for seed in range(12)]))
 def test_eighty_one_servers_keep_all_promises(fabric: str, seed: int) -> None:
     scenario = Scenario.of(seed, fabric)
@@ -82,6 +83,7 @@ class Counts:
             self.asked_at_s = self.asked_at_s or self._job.network.now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fabric", first(1, ["bcube:9x2", "bcube:16x2"]))
 def test_a_server_speaks_to_its_neighbours_and_a_view_takes_a_few_round_trips(
     monkeypatch: pytest.MonkeyPatch, fabric: str

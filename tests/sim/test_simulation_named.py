@@ -336,6 +336,7 @@ def test_once_broken(fabric: str, mishaps: tuple[Mishap, ...]) -> None:
             assert outcome.broken is None
 
 
+@pytest.mark.slow
 def test_a_step_goes_on_where_it_was_when_a_cable_fails() -> None:
     """No user is asked again, and elements that were final on all are not sent again."""
     cut = Mishap("silent", (4, 0), at("complete", 1))

@@ -42,6 +42,7 @@ def step_s(simulation: Simulation) -> list[float]:
     return [after - before for before, after in pairwise(ends)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first(1, ["slow", "slow-out", "slow-in"]))
 def test_a_slow_nic_is_planned_round_and_steps_are_short_again(kind: str) -> None:
     simulation = run("bcube:3x2", slow(4, 0, 20, kind=kind))
@@ -66,6 +67,7 @@ def test_a_server_whose_only_nic_is_very_slow_is_not_lost() -> None:
     assert max(step_s(simulation)) > 2.0, "a frame of 2 KiB takes 0.3 s"
 
 
+@pytest.mark.slow
 def test_a_slow_switch_is_planned_round() -> None:
     simulation = run("bcube:3x2", slow(0, 1, 20, kind="slow-switch"))
     assert {*rates(simulation)[-1]} == {(3, 0), (4, 0), (5, 0)}
@@ -98,6 +100,7 @@ def test_jitter_makes_steps_longer_and_loses_nobody() -> None:
     assert all(record.view.contributors == (0, 1, 2, 3) for record in late.machines[1].core.views)
 
 
+@pytest.mark.slow
 def test_what_is_fast_again_is_used_again() -> None:
     simulation = run("bcube:2x2", slow(1, 0, 20, for_s=4.0), steps=60)
     found = rates(simulation)
@@ -106,6 +109,7 @@ def test_what_is_fast_again_is_used_again() -> None:
     assert reasons(simulation)[-1].endswith("runs at its full rate again")
 
 
+@pytest.mark.slow
 def test_what_is_fast_again_is_used_again_though_servers_come_and_go() -> None:
     """A view comes every 2 s; a round takes 1.5 s from there, and two rounds must find the NIC faster."""
     churn = [
@@ -118,6 +122,7 @@ def test_what_is_fast_again_is_used_again_though_servers_come_and_go() -> None:
     assert {*rates(simulation)[-1].values()} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wander_makes_no_view(seed: int) -> None:
     assert len(rates(run("bcube:2x2", steps=40, seed=seed))) == 1
@@ -130,6 +135,7 @@ def test_a_successor_of_the_coordinator_keeps_the_rates() -> None:
     assert all({*found} == {(0, 0)} for found in rates(simulation)[1:]), "or its equal, NIC 1/0"
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_dies_while_rates_are_agreed_on_leaves_one_plan() -> None:
     for point in ("Freeze", "Status", "Propose", "Accepted", "Install"):
         crash = Mishap("coordinator-crash", (), When(point, 6 + 4 * (point == "Status"), 0.0))
@@ -138,6 +144,7 @@ def test_a_coordinator_that_dies_while_rates_are_agreed_on_leaves_one_plan() -> 
         assert {*rates(simulation)[-1]} == {(0, 0)}
 
 
+@pytest.mark.slow
 def test_a_joiner_plans_with_the_rates_of_the_others() -> None:
     crash, back = Mishap("crash", (3,), When("Install", 6, 0.5)), Mishap("join", (3,), When("fault", 2, 0.5))
     simulation = run("bcube:2x2", slow(1, 0, 20), crash, back, steps=40)
@@ -147,6 +154,7 @@ def test_a_joiner_plans_with_the_rates_of_the_others() -> None:
     assert {*rates(simulation, server=3)[-1]} == {(0, 0)}
 
 
+@pytest.mark.slow
 def test_no_server_asks_its_user_again_when_only_rates_change() -> None:
     """The contributors stay: what is final stays so, unless it is less than half of the step."""
     simulation = run("bcube:2x2", slow(1, 0, 20), steps=24)

@@ -29,6 +29,7 @@ def failures(simulation: Simulation) -> list[tuple[str, ...]]:
     return [record.view.failures for record in simulation.machines[1].core.views]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first(1, range(2)))
 def test_a_stall_is_noticed_named_and_routed_round_and_the_nic_is_used_again(seed: int) -> None:
     simulation = ran(Mishap("stall", (4, 3, 0), When("", 0, 0.2), 2.0), seed=seed)
@@ -41,6 +42,7 @@ def test_a_stall_is_noticed_named_and_routed_round_and_the_nic_is_used_again(see
     assert max(after - before for before, after in pairwise(times)) < 1.5
 
 
+@pytest.mark.slow
 def test_it_is_not_healed_by_heartbeats_alone() -> None:
     simulation = ran(Mishap("stall", (4, 3, 0), When("", 0, 0.2), FOREVER), steps=120)
     assert failures(simulation) == [(), ("link:3/0",)]
@@ -52,12 +54,14 @@ def test_a_connection_that_cannot_be_made_while_heartbeats_pass_is_a_stall() -> 
     assert STALL_VIEW in simulation.machines[1].core.views[1].view.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["deaf", "mute"])
 def test_a_nic_that_is_dead_in_one_direction_is_blamed(kind: str) -> None:
     simulation = ran(Mishap(kind, (4, 0), When("", 0, 0.2), 2.0))
     assert failures(simulation) == [(), ("link:4/0",), ()]
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_stopped_is_no_stall() -> None:
     frozen = Mishap("freeze", (4,), When("submit", 40, 0.0), 9.0)
     simulation = Simulation(
@@ -69,11 +73,13 @@ def test_a_peer_that_is_stopped_is_no_stall() -> None:
     assert "stands still" not in view.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first(1, range(2)))
 def test_heartbeats_of_which_most_are_lost_cost_a_nic_at_most(seed: int) -> None:
     simulation = ran(Mishap("lossy", (4, 3, 0), When("", 0, 0.2), 2.5), seed=seed)
     assert {part for view in failures(simulation) for part in view} <= {"link:3/0", "link:4/0"}
 
 
+@pytest.mark.slow
 def test_a_path_that_carries_data_needs_no_heartbeats() -> None:
     assert failures(ran(Mishap("unheard", (4, 3, 0), When("", 0, 0.2), 2.0))) == [()]

@@ -32,6 +32,7 @@ def automorphisms(name: str) -> list[dict[Failure, Failure]]:
     return list(GraphMatcher(graph, graph, lambda one, other: one == other).isomorphisms_iter())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FABRICS)
 def test_sets_of_a_form_are_those_that_a_symmetry_maps_onto_each_other(name: str) -> None:
     fabric, maps = parse(name), automorphisms(name)
@@ -61,11 +62,13 @@ def test_every_set_is_counted_once(name: str) -> None:
         }
 
 
+@pytest.mark.slow
 def test_three_failures_of_any_bcube_of_two_levels_are_of_127_kinds() -> None:
     for name in ("bcube:3x2", "bcube:16x2"):
         assert [len(sets.found) for sets in sets_of(parse(name), 3, 400, 0)] == [1, 3, 20, 127]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bcube:3x2", "torus:3x2", "switch:5", "torus:4x2"])
 def test_sets_that_are_alike_have_one_bound(name: str) -> None:
     fabric, chance = parse(name), random.Random(name)

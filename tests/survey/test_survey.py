@@ -51,6 +51,7 @@ def test_a_survey_says_what_every_single_set_costs() -> None:
         assert 1 <= row.most_over_bound < 1.02
 
 
+@pytest.mark.slow
 def test_the_worst_come_first_and_have_their_bound() -> None:
     fabric = parse("bcube:3x2")
     row = survey(fabric, 2, 400, 0, partial(priced, fabric)).rows[2]
@@ -65,6 +66,7 @@ def test_the_worst_come_first_and_have_their_bound() -> None:
         assert case.cost.bound == prove(fabric.without(*case.failures)).value
 
 
+@pytest.mark.slow
 def test_a_sample_holds_the_truth_in_its_interval_19_times_of_20() -> None:
     fabric = parse("bcube:3x2")
     costs = partial(connectedness, fabric)

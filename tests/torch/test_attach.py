@@ -500,6 +500,7 @@ def test_recompute_changes_no_buffer_no_gradient_and_no_random_number() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_is_dropped_takes_its_buckets_with_it() -> None:
     # Hooks of a parameter are kept by C++, where Python's collector sees no cycle.
     dropped: list[Any] = []

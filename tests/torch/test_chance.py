@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 KEEPING = '''
 import gc
 import threading
@@ -45,6 +47,7 @@ over = True
 '''
 
 
+@pytest.mark.slow
 def test_two_threads_keep_random_numbers_while_garbage_is_collected() -> None:
     """On a lock of PyTorch's own both waited for ever, which no time-out ends: hence a process of its own."""
     subprocess.run([sys.executable, "-c", KEEPING], check=True, timeout=60)

@@ -58,6 +58,7 @@ def resuming(folder: Path) -> Any:
     return begin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_plain_torch_has_the_same_bits_and_bml_goes_on_from_them(tmp_path: Path, dtype: str) -> None:
     kept, exported, back = (tmp_path / name for name in ("kept", "exported", "back"))

@@ -118,6 +118,7 @@ def test_steps_that_use_what_is_reduced_or_is_nobody_elses_are_let_alone() -> No
     assert run_ranks(N_RANKS, program) == [N_STEPS] * N_RANKS
 
 
+@pytest.mark.slow
 def test_a_hook_that_is_gone_looks_at_no_optimizer() -> None:
     def program(group: ProcessGroup) -> tuple[int, int]:
         before = set(_global_optimizer_pre_hooks)

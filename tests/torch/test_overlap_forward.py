@@ -37,6 +37,7 @@ from bml.torch.overlap.guard import Behind  # noqa: E402
 from bml.torch.overlap.support import OPTIMIZERS as SUPPORTED  # noqa: E402
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(lambda name: name == "AdamW", OPTIMIZERS))
 def test_every_optimizer_has_the_same_bits_with_it(name: str) -> None:
     # The learning rate differs in every batch: a step that took that of the next one would show.
@@ -69,10 +70,12 @@ def test_a_death_between_two_buckets_changes_no_number(make_model: Callable[[], 
     assert max(error_after_a_death(call, make_model) for call in range(1, 22)) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_death_between_two_buckets_of_one_batch_changes_no_number() -> None:
     assert max(error_after_a_death(call, backwards) for call in (9, 10)) < 1e-5
 
 
+@pytest.mark.slow
 def test_without_the_old_values_a_death_between_two_buckets_would_change_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -95,6 +98,7 @@ def freezing(overlaps: bool) -> Callable[[Any], Any]:
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", chosen(lambda call: call in (10, 11), range(6, 18)))
 def test_a_layer_that_is_frozen_after_a_step_takes_part_in_that_step(call: int) -> None:
     job = on_servers(freezing(True), faults=Faults(kills={2: (call, "brought")}))
@@ -201,6 +205,7 @@ READS: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(lambda name: name in ("state_dict", "another layer"), READS))
 def test_whatever_reads_a_parameter_after_the_step_sees_new_values(name: str) -> None:
     # One server alone reads, as one that writes checkpoints does.

@@ -153,11 +153,13 @@ def test_what_a_loop_changes_after_a_step_is_not_seen_by_that_step(name: str) ->
     assert_a_death_changes_no_number(CALLS, Teacher, cross_entropy, BODIES[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["unrelated", "attributes"])
 def test_what_a_loop_changes_after_a_step_is_not_seen_if_a_server_dies(name: str) -> None:
     assert_a_death_changes_no_number((10,), Teacher, cross_entropy, BODIES[name])
 
 
+@pytest.mark.slow
 def test_a_change_that_cannot_be_noticed_is_an_error_if_it_would_be_seen() -> None:
     class Views(Teacher):
         def __init__(self) -> None:
@@ -207,6 +209,7 @@ def noting() -> Any:
     return initialised(Noting())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", chosen(lambda calls: calls == (10,), [(CALLS,), ((10,),)]))
 def test_what_a_pass_has_stored_is_there_after_samples_were_computed_again_within_it(calls: Any) -> None:
     assert_a_death_changes_no_number(calls, noting, noted)
@@ -289,6 +292,7 @@ def test_frozen_parameters_that_compute_in_their_own_way_go_on_so() -> None:
     assert isinstance(model["own"].bias, Behind)
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_model_can_be_compiled() -> None:
     layer = nn.Linear(2, 2)
     layer.register_forward_pre_hook(BeforeForward(lambda: None), prepend=True)
@@ -331,6 +335,7 @@ def penalised(model: Any, batch: Any) -> Any:
     return cross_entropy(model, batch) + 0.1 * (grads**2).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", chosen(lambda calls: calls == (10,), [(CALLS,), ((10,),)]))
 def test_a_loss_with_torch_func_is_computed_again_within_a_pass(calls: Any) -> None:
     assert_a_death_changes_no_number(calls, coupled, penalised)
@@ -380,6 +385,7 @@ def stepping_twice(reduces: bool, overlaps: bool) -> Callable[[Any], list[Any]]:
     return train
 
 
+@pytest.mark.slow
 def test_a_second_step_in_a_batch_is_an_error_unless_gradients_were_asked_for() -> None:
     job = on_servers(stepping_twice(reduces=False, overlaps=True))
     assert {type(error) for error in job.errors.values()} == {UsageError}

@@ -71,6 +71,7 @@ def test_shares_are_contiguous_and_near_equal() -> None:
         shares(indices, [])
 
 
+@pytest.mark.slow
 def test_assignment_covers_the_batch_exactly_once_in_thousands_of_cases() -> None:
     rng = np.random.default_rng(1)
     for _ in range(4000):

@@ -61,6 +61,7 @@ def test_every_number_comes_back_and_only_signalling_nans_become_quiet() -> None
     np.testing.assert_array_equal(back[is_nan], EVERY[is_nan] | 0x0040)
 
 
+@pytest.mark.slow
 def test_rounding_is_to_the_nearest_and_ties_go_to_even() -> None:
     chance = np.random.default_rng(0)
     raw = chance.integers(0, 1 << 32, 20_000, dtype=np.uint32)

@@ -98,6 +98,7 @@ def test_servers_with_empty_shares_are_fine() -> None:
     assert ledger.summary()["complete"]
 
 
+@pytest.mark.slow
 def test_threads_that_load_their_first_ledgers_at_once_do_not_end_the_process() -> None:
     program = """
 import sys

@@ -103,6 +103,7 @@ def ledgers(joins_after: int, dies_in: int) -> set[str]:
 DEATHS_NEAR_JOINS = [(joins, joins + later) for joins in (9, 13, 17) for later in range(4, 10)]
 
 
+@pytest.mark.slow
 def test_a_joiner_knows_at_each_boundary_what_the_others_know() -> None:
     """Else it drains at another boundary than they, and splits the next batch among other servers."""
     for joins_after, dies_in in DEATHS_NEAR_JOINS:

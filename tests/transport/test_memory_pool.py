@@ -148,6 +148,7 @@ def test_sizes_that_come_again_make_nothing_anew(pool: RegisteredPool, made: Mad
     assert len(made) == n_made
 
 
+@pytest.mark.slow
 def test_a_small_array_keeps_no_large_region(pool: RegisteredPool) -> None:
     kept = []
     for _ in range(100):
@@ -257,12 +258,14 @@ def forked(call: str) -> str:
 POOLS = ["private_pool", "SharedPool", "RegisteredPool"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("kind", POOLS)
 def test_what_a_child_writes_is_its_own(kind: str, closed: bool) -> None:
     forked(f"what_a_child_writes_is_its_own({kind}(), {closed})")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", POOLS[1:])
 def test_a_child_of_which_python_does_not_hear_cannot_write(kind: str) -> None:
     printed = forked(f"a_child_of_which_python_does_not_hear_cannot_write({kind}())")

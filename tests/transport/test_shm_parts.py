@@ -152,6 +152,7 @@ def test_result_sets_are_free_when_no_server_holds_them() -> None:
     assert page.free_set() == 4
 
 
+@pytest.mark.slow
 def test_segments_are_mapped_one_behind_the_other_and_stay_until_the_last_array() -> None:
     segments = [Segment(8192) for _ in range(3)]
     for number, segment in enumerate(segments):
@@ -320,6 +321,7 @@ def test_reductions_of_every_kind(host: Host, dtype: str, op: str) -> None:
         assert result.tobytes() == right.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 9_000, 400_003])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("seed", range(4))
@@ -518,6 +520,7 @@ def test_a_limit_of_this_process_is_named_and_no_other_server_blamed(
         host[0][2].join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("foreign", [False, True])
 def test_vectors_of_changing_sizes_leave_nothing_mapped(host: Host, foreign: bool) -> None:
     """As many files as there are servers, for pages, contributions and shares in two sets, stay mapped."""

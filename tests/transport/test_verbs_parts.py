@@ -46,6 +46,7 @@ class Nic:
         return self.made[-1][2]
 
 
+@pytest.mark.slow
 def test_arrays_of_a_pool_are_registered_once_and_come_back() -> None:
     pool, one = RegisteredPool(1 << 20), Nic()
     pool.add_nic(one.register)

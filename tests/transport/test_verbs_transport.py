@@ -218,6 +218,7 @@ def test_frames_that_a_fence_dropped_count_until_the_peer_has_answered() -> None
         wires.until(lambda: wires.transports[0].queued_nbytes == 0, "nothing is left")
 
 
+@pytest.mark.slow
 def test_random_fences_lose_no_frame_of_the_last_epoch() -> None:
     size = 3_000
     for seed in range(30):

@@ -37,6 +37,7 @@ def stands_after_s(wires: Wires, server: int, peer: int, most_s: float) -> float
     return None
 
 
+@pytest.mark.slow
 def test_a_stalled_connection_is_seen_by_its_sender_though_heartbeats_pass() -> None:
     with Wires(3).connect() as wires:
         wires.transports[0].stall(1, 0)
@@ -51,6 +52,7 @@ def test_a_stalled_connection_is_seen_by_its_sender_though_heartbeats_pass() -> 
         wires.until(lambda: wires.handlers[1].heard_from == [(0, 0)], "the heartbeat")
 
 
+@pytest.mark.slow
 def test_both_directions_stand_still_and_go_on_in_order_when_it_ends() -> None:
     with Wires(2).connect() as wires:
         for server in (0, 1):
@@ -90,6 +92,7 @@ def test_a_paced_connection_carries_its_rate_and_no_more_until_it_ends() -> None
         assert not wires.handlers[0].losses
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read_is_no_stall() -> None:
     """Back-pressure: the peer's window is closed for as long as it likes, and its kernel answers probes."""
     with Wires(2).connect() as wires:
@@ -105,6 +108,7 @@ def _reads_nothing(sock: socket.socket) -> None:
     signal.pause()
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_stopped_is_no_stall() -> None:
     """Its kernel acknowledges, or answers probes: that it is stopped is for heartbeats to say."""
     left, right = _pair()

@@ -204,6 +204,7 @@ def test_a_registration_page_without_the_token_of_another_host_or_missing_is_not
             each.close()
 
 
+@pytest.mark.slow
 def test_descriptors_are_given_back() -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -229,6 +230,7 @@ def test_a_reference_frame_is_read_back_and_nothing_else_is_one() -> None:
         unpack_reference(frame, max_nbytes=LONG - 1)
 
 
+@pytest.mark.slow
 def test_memory_that_the_pool_dropped_is_shown_and_mapped_no_more() -> None:
     """Vectors that grow: one piece of memory after the other, and what is read is what was sent."""
 
@@ -252,6 +254,7 @@ def test_memory_that_the_pool_dropped_is_shown_and_mapped_no_more() -> None:
         assert not wires.handlers[1].losses
 
 
+@pytest.mark.slow
 def test_a_fenced_reference_to_memory_that_is_gone_ends_no_connection() -> None:
     with Neighbours(nbytes=64 << 20) as wires:
         there = wires.handlers[1]

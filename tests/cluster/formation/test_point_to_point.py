@@ -186,6 +186,7 @@ def ignore(*_: object) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_thousands_of_messages_are_not_looked_through_for_one() -> None:
     """They were, in the thread that shows that this rank lives: 4,000 took 4 s, 80,000 half an hour."""
     n, filled = 80_000, list[int]()
