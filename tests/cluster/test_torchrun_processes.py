@@ -246,6 +246,35 @@ def test_nothing_is_left_of_an_interrupted_job(tmp_path: Path, number: int) -> N
     assert process.returncode == {signal.SIGINT: 1, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
 
 
+NOTICED = """
+import os, signal, time
+if os.environ["RANK"] != "2":
+    signal.signal(signal.SIGUSR1, lambda *_: print("has a minute", flush=True) or os._exit(0))
+    while True:
+        print("up", flush=True)
+        signal.pause()
+while os.environ["WAITS_FOR"] not in os.listdir():
+    time.sleep(0.01)
+"""
+
+
+def test_signals_of_a_scheduler_reach_the_ranks_that_handle_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAITS_FOR", "go")
+    with torchrun(tmp_path, "--nproc-per-node", "3", script(tmp_path, NOTICED)) as process:
+        until(process, "[rank 0] up", "[rank 1] up")
+        process.send_signal(signal.SIGUSR2)
+        process.send_signal(signal.SIGUSR1)
+        until(process, "[rank 0] has a minute", "[rank 1] has a minute")
+        (tmp_path / "go").touch()
+        _, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0
+    assert "SIGUSR1 is passed on to rank 0, 1" in err
+    assert "SIGUSR2 is for ranks, and none has a handler for it: nothing is done" in err
+    assert left_of(tmp_path) == []
+
+
 def test_ranks_that_do_not_end_are_killed_after_the_grace(tmp_path: Path) -> None:
     text = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up')\ntime.sleep(1000)"
     words = ("--nproc-per-node", "2", "--shutdown-timeout", "1", script(tmp_path, text))

@@ -6,6 +6,7 @@ import os
 import selectors
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -22,6 +23,8 @@ from bml.cluster.torchrun.strikes import Strikes, strikes_of
 from bml.errors import FabricError, StartError
 
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
+_FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals with which schedulers of clusters give notice to programs."""
 _LAST_WORDS_S = 1.0
 """How long output is awaited of ranks that were killed with their parent, in seconds."""
 
@@ -74,6 +77,8 @@ def run(request: Request, show: Show, say: Callable[[str], None]) -> Outcome:
         strikes_of(request.faults, request.n_ranks)  # before anything is started
     with ExitStack() as stack:
         launcher = _Launcher(request, show, say, stack)
+        if threading.current_thread() is threading.main_thread():
+            launcher.pass_on_signals(stack)
         try:
             launcher.meet()
             launcher.follow()
@@ -118,6 +123,24 @@ class _Launcher:
         finally:
             if listening is not None:
                 listening.close()
+
+    def pass_on_signals(self, stack: ExitStack) -> None:
+        """Let the ranks have the signals that are meant for them; only the main thread may ask for it."""
+        self._told, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        stack.callback(os.close, self._told)
+        stack.callback(os.close, tell)
+
+        def note(number: int, _: object) -> None:
+            with suppress(BlockingIOError):  # so many wait already
+                os.write(tell, bytes([number]))
+
+        for number in _FOR_RANKS:
+            stack.callback(signal.signal, number, signal.signal(number, note))
+        self._selector.register(self._told, selectors.EVENT_READ, self._tell)
+
+    def _tell(self) -> None:
+        for number in dict.fromkeys(os.read(self._told, 4096)):
+            self._subreaper.send({"do": "tell", "number": number})
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -179,6 +202,8 @@ class _Launcher:
             if isinstance(key.data, Pipe):
                 if self._is_open(key.data) and not key.data.read():
                     self._close(key.data)
+            elif key.data == self._tell:
+                self._tell()
             elif self._store is not None and key.fileobj is self._store.sock:
                 self._heard_of_store()
             else:
@@ -189,6 +214,9 @@ class _Launcher:
         if message is None:
             self._ranks.stop()
             raise FabricError("the process that is the parent of the ranks was killed, and they with it")
+        if message["is"] == "told":
+            self._say(_told(signal.Signals(message["number"]).name, message["ranks"]))
+            return
         rank = message["rank"]
         if message["is"] == "cannot":
             self._not_started(rank, message["why"])
@@ -318,3 +346,9 @@ class _Launcher:
             "never_struck": self._strikes.rest(),
         }
         return Outcome(self._ranks.status(), self._ranks.line(), summary)
+
+
+def _told(name: str, ranks: Sequence[int]) -> str:
+    if not ranks:
+        return f"{name} is for ranks, and none has a handler for it: nothing is done"
+    return f"{name} is passed on to rank {', '.join(map(str, ranks))}"

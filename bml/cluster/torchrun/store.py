@@ -70,6 +70,8 @@ def main() -> None:
     launcher = socket.socket(fileno=int(sys.argv[1]))
     # It may wait in torch for long, where it would not notice the end of the launcher.
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # for ranks, though sent to all processes of the job
+        signal.signal(number, signal.SIG_IGN)
 
     def say(**message: Any) -> None:
         launcher.send(json.dumps(message).encode())

@@ -8,9 +8,11 @@ subreaper is killed, so are the ranks. Messages are JSON, one a packet.
 
     launcher  {"do": "start", "rank", "environment"}, with two descriptors: standard output and error
               {"do": "signal", "rank", "number"}    to all processes of the rank's group
+              {"do": "tell", "number"}              to the ranks that have a handler for it, and to them alone
               {"do": "end", "grace_s"}              SIGTERM to all, and SIGKILL after so long
     subreaper    {"is": "started", "rank", "process"}, {"is": "ended", "rank", "code"}, negative for a signal,
               {"is": "cannot", "rank", "why"}       the command cannot be run
+              {"is": "told", "number", "ranks"}     those that have a handler
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Subreaper:
         """Process -> rank."""
         self._ending_at: float | None = None
         signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes it
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # not ignored, as the ranks would inherit that
+            signal.signal(number, lambda *_: None)
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
@@ -79,12 +83,21 @@ class Subreaper:
             for process, rank in self._ranks.items():
                 if rank == message["rank"]:
                     _signal(process, message["number"])
+        elif message["do"] == "tell":
+            self._tell(message["number"])
         else:
             for process in self._children():
                 _signal(process, signal.SIGTERM)
                 _signal(process, signal.SIGCONT)  # a frozen one has it now
             self._ending_at = time.monotonic() + message["grace_s"]
         return True
+
+    def _tell(self, number: int) -> None:
+        told = {process: rank for process, rank in self._ranks.items() if _handles(process, number)}
+        for process in told:
+            with suppress(OSError):
+                os.kill(process, number)
+        self._say({"is": "told", "number": number, "ranks": sorted(told.values())})
 
     def _start(self, rank: int, environment: dict[str, str], descriptors: list[int]) -> None:
         subreaper = os.getpid()
@@ -163,6 +176,15 @@ def _signal(process: int, number: int) -> None:
             os.killpg(process, number)
         else:
             os.kill(process, number)
+
+
+def _handles(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal: without one, most signals would end it."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def main() -> None:
