@@ -21,7 +21,7 @@ from bml.cli.figures.command import figures
 from bml.cli.inject import inject
 from bml.cli.keeping.checkpoint import checkpoint
 from bml.cli.metrics.command import metrics
-from bml.cli.output import taken
+from bml.cli.output import taken, text_of_end
 from bml.cli.plan import plan
 from bml.cli.recordings.replay import replay
 from bml.cli.run import run
@@ -81,14 +81,14 @@ class Shell(click.Group):
             return error.exit_code, _error("UsageError", error.format_message())
         except click.Abort:
             click.echo("Aborted!", err=True)
-            return 1, _error("KeyboardInterrupt", "interrupted by Ctrl-C")
+            return 1, _error("KeyboardInterrupt", text_of_end(KeyboardInterrupt()))
         except SystemExit as ends:
             status = ends.code if isinstance(ends.code, int) else int(ends.code is not None)
             if isinstance(ends.code, str):
                 click.echo(ends.code, err=True)
             if status == signal.SIGTERM:  # while Ray starts, its handler of SIGTERM takes the place of ours
                 status += 128
-            return status, _error("SystemExit", f"ended with exit status {status}")
+            return status, _error("SystemExit", text_of_end(SystemExit(status)))
         except Exception as error:
             traceback.print_exc()
             return 1, _error(type(error).__name__, text_of(error))

@@ -91,3 +91,12 @@ def _open_closed() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+
+
+def text_of_end(error: BaseException) -> str:
+    """Return the text of the error, or interrupt, with which a command ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted by Ctrl-C"
+    if isinstance(error, SystemExit):
+        return f"ended with exit status {error.code}"
+    return str(error)

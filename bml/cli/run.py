@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bml.cli.output import current
+from bml.cli.output import current, text_of_end
 from bml.cli.printed import check_writable, strict_json, write_file
 from bml.cli.recordings.kept import dumping, keep_recording
 from bml.cli.summary import summarise
@@ -199,6 +199,7 @@ def run(
         result, failure = _outcome(
             train,
             page,
+            lambda found, ended: _shown(_write(report, "--report", _report(found, ended))),
             fabric=fabric,
             faults=texts,
             resources=Reservation.parse(resources).amounts,
@@ -212,20 +213,18 @@ def run(
             **unchanged,
         )
         # Files are written before the last line is shown, which may have to wait for a reader.
-        whole = _whole(result, failure)
         lost = [
             *_write(trace, "--trace", strict_json(result.trace) if result and trace else None),
-            *_write(report, "--report", strict_json(whole, indent=1)),
+            *_write(report, "--report", _report(result, failure)),
             *([f"Error: --record: {result.recording_lost}"] if result and result.recording_lost else []),
         ]
     kept = keep_recording(result, failure, record)
     if as_json:
-        current().answer(whole)
+        current().answer(_whole(result, failure))
     elif result is not None and failure is None:
         summarise(result, console)
     never_struck = result.never_struck if result is not None else {}
-    for line in (*(f"the fault {each} never struck: {why}" for each, why in never_struck.items()), *lost):
-        click.echo(line, err=True)
+    _shown([*(f"the fault {each} never struck: {why}" for each, why in never_struck.items()), *lost])
     if kept:
         click.echo(kept, err=True)
     if failure is not None:
@@ -236,12 +235,16 @@ def run(
         raise click.exceptions.Exit(1)
 
 
-def _whole(result: Result | None, failure: BmlError | None) -> dict[str, Any]:
-    """Return the report, the values of the training functions, and the error with which the job failed."""
+def _whole(result: Result | None, failure: BaseException | None) -> dict[str, Any]:
+    """Return the report, the values of the training functions, and the error with which the job ended."""
     whole = {} if result is None else {**result.report, "values": result.values}
     if failure is not None:
-        whole["error"] = {"kind": type(failure).__name__, "text": str(failure)}
+        whole["error"] = {"kind": type(failure).__name__, "text": text_of_end(failure)}
     return whole
+
+
+def _report(result: Result | None, failure: BaseException | None) -> str:
+    return strict_json(_whole(result, failure), indent=1)
 
 
 def _write(path: Path | None, option: str, text: str | None) -> Iterator[str]:
@@ -254,13 +257,27 @@ def _write(path: Path | None, option: str, text: str | None) -> Iterator[str]:
         yield f"Error: {option} {error}"
 
 
+def _shown(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line, err=True)
+
+
 def _outcome(
-    train: Callable[..., Any], page: ServedPage | None, **settings: Any
+    train: Callable[..., Any],
+    page: ServedPage | None,
+    interrupted: Callable[[Result | None, BaseException], None],
+    **settings: Any,
 ) -> tuple[Result | None, BmlError | None]:
-    """Launch the job; return its result, and its error if it failed. Raises errors of before its start."""
+    """Launch the job; return its result, and its error if it failed. Raises errors of before its start.
+
+    `interrupted` is given what is known of a job that Ctrl-C or a signal has ended, and with what.
+    """
     try:
         with start(train, **settings) as job, dumping(job), shown(page, job):
             return job.wait(), None
+    except (KeyboardInterrupt, SystemExit) as ends:
+        interrupted(getattr(ends, "result", None), ends)
+        raise
     except BmlError as error:
         if page is not None:
             page.fail(error)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,33 @@ def test_interrupts_leave_nothing(tmp_path: Path, transport: str, times: int) ->
         assert commands.running(family) == [], "the command ends last"
     assert [*(tmp_path / "bml").iterdir(), *(tmp_path / "tmp").iterdir()] == []
     assert set(os.listdir("/dev/shm")) == shared
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("number", "status", "kind"),
+    [(signal.SIGINT, 1, "KeyboardInterrupt"), (signal.SIGTERM, 143, "SystemExit")],
+)
+def test_an_interrupted_job_has_a_report_that_says_so(
+    tmp_path: Path, number: int, status: int, kind: str
+) -> None:
+    (tmp_path / "endless.py").write_text(SCRIPT)
+    report = tmp_path / "report.json"
+    report.write_text('{"job": "an older one"}')
+    options = ["--launcher", "processes", "--fabric", "bcube:2x2", "--report", str(report)]
+    command = [sys.executable, "-m", "bml", "run", str(tmp_path / "endless.py"), *options]
+    began_s = time.time()
+    with commands.begun(*command) as process:
+        assert process.stdout is not None
+        assert "view 1" in process.stdout.readline()
+        commands.interrupt(process, number)
+        process.communicate(timeout=20)
+    assert process.returncode == status
+    said = json.loads(report.read_text())
+    assert said["job"].startswith("bml-")
+    assert began_s <= said["began_at_s"] <= time.time()
+    assert said["version"] == metadata.version("bml")
+    assert said["error"]["kind"] == kind
 
 
 # --- a process that forks the others, and is stopped -------------------------------------------------

@@ -7,7 +7,6 @@ those of all if the launcher is killed. At the end servers bring theirs with the
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bml.cluster.fleets.fleet import Answers, Patience
+from bml.cluster.launcher.result import own_version
 from bml.cluster.spec.job import JobSpec, Request
 from bml.errors import FabricError, UsageError
 from bml.io.files import write_whole
@@ -55,7 +55,7 @@ class Recorder:
         """The file of all that is known; empty if that is nothing."""
         with self._lock:
             parts = [self._parts[who] for who in sorted(self._parts)]
-        return pack(self.spec.job, self.spec.fabric, _version(), parts) if parts else b""
+        return pack(self.spec.job, self.spec.fabric, own_version(), parts) if parts else b""
 
     def add(self, part: bytes) -> None:
         """A server has brought its recording, or nothing; of its incarnations the newest two stay."""
@@ -113,13 +113,6 @@ class Recorder:
                 self.dump(f"view {done}")
             except FabricError as error:
                 _LOG.warning("no recording at view %d: %s", done, error)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("bml")
-    except importlib.metadata.PackageNotFoundError:  # it is not installed, only on the path
-        return "unknown"
 
 
 def file_to_write(path: str | os.PathLike[str]) -> Path:

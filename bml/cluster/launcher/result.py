@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import reprlib
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from typing import Any
 
 from bml import errors
@@ -30,6 +32,8 @@ class Result:
 
     spec: JobSpec
     """The specification of the job."""
+    began_at_s: float = field(default_factory=time.time, kw_only=True)
+    """When the launcher began it, in seconds since 1970."""
     reports: dict[int, ServerReport] = field(default_factory=dict)
     """Server -> its report at its end."""
     dead: dict[int, str] = field(default_factory=dict)
@@ -102,6 +106,9 @@ class Result:
         first = _longest(survivors.values())
         resumed = self.spec.keeping.resumed
         return {
+            "job": self.spec.job,
+            "began_at_s": self.began_at_s,
+            "version": own_version(),
             "fabric": self.spec.fabric,
             "algorithm": self.spec.algorithm,
             "faults": list(self.spec.faults),
@@ -193,3 +200,11 @@ class Result:
 def _longest(reports: Iterable[ServerReport]) -> ServerReport | None:
     """Return the lowest report of servers that were there all the time: a joiner knows less."""
     return max(reports, key=lambda report: len(report.views), default=None)
+
+
+def own_version() -> str:
+    """Return the version of bml."""
+    try:
+        return metadata.version("bml")
+    except metadata.PackageNotFoundError:  # it is not installed, only on the path
+        return "unknown"

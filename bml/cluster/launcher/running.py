@@ -112,8 +112,9 @@ class Job:
             let_suspects_go(self.spec, self._fleet.ask, self._over)
             while not self._begun.wait(_POLL_S):
                 pass
-        except BaseException:
+        except BaseException as error:
             self.close()
+            error.result = self._result  # type: ignore[attr-defined]
             raise
 
     def status(self) -> dict[str, Any]:
@@ -297,12 +298,14 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         try:
-            if self.spec.keeping.folder and error in (KeyboardInterrupt, SystemExit):
+            if self.spec.keeping.folder and kind in (KeyboardInterrupt, SystemExit):
                 self.leave()
         finally:
             self.close()
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                error.result = self._result  # type: ignore[union-attr]
 
     def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a request from the job's socket."""
