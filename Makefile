@@ -26,8 +26,9 @@ test: $(VENV)/.ready-dev
 # All the others: long pure tests, real ones beside each other, and those that judge time, one by one.
 gate: gate-pure gate-real gate-serial
 
+PURE_WORKERS ?= auto
 gate-pure: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -n auto --durations=20 -m "slow and not (real or ray or matrix or serial)" \
+	$(BIN)/python -m pytest -n $(PURE_WORKERS) --durations=20 -m "slow and not (real or ray or matrix or serial)" \
 	  $$(grep -rl --include='test_*.py' mark.slow tests | sort)
 
 REAL := grep -rlE --include='test_*.py' 'mark\.(real|ray|matrix)' tests | sort

@@ -43,7 +43,10 @@ def digits_example(epochs: int) -> Any:
     return module
 
 
-@pytest.mark.parametrize(("fabric", "servers", "epochs"), [("bcube:2x2", 4, 6), ("bcube:3x2", 9, 3)])
+@pytest.mark.parametrize(
+    ("fabric", "servers", "epochs"),
+    [pytest.param("bcube:2x2", 4, 6, marks=pytest.mark.smoke), ("bcube:3x2", 9, 3)],
+)
 def test_the_digits_are_learnt_as_by_one_process(fabric: str, servers: int, epochs: int) -> None:
     example = digits_example(epochs)
     alone = example.reference()
@@ -109,7 +112,7 @@ def launch(train: Any, fabric: str, **settings: Any) -> bml.Result:
     return result
 
 
-@pytest.mark.parametrize("fabric", ["bcube:2x2", "bcube:3x2"])
+@pytest.mark.parametrize("fabric", [pytest.param("bcube:2x2", marks=pytest.mark.smoke), "bcube:3x2"])
 def test_all_reduce_is_exact_at_every_size_and_never_copied(fabric: str) -> None:
     sizes = [1, 2, 3, 1021, 4099, 65_537, 300_001, 1 << 20]
 
@@ -156,6 +159,7 @@ def soon(*commands: str) -> Any:
     return lambda: subprocess.Popen(["sh", "-c", "sleep 0.1; " + "; ".join(commands)])
 
 
+@pytest.mark.smoke
 def test_a_cable_that_is_cut_in_mid_transfer_is_used_again_when_it_is_back() -> None:
     def train(session: bml.Session) -> int:
         cut = soon("ip link set ps1r0 down", "sleep 3", "ip link set ps1r0 up")
@@ -187,6 +191,7 @@ def counters(session: bml.Session) -> dict[tuple[int, int], Any]:
     return session._communicator._shell.opened.transport.stats()  # type: ignore[attr-defined,no-any-return]
 
 
+@pytest.mark.smoke
 def test_a_server_that_is_killed() -> None:
     result = launch(lambda session: steps(session, 100_000, 6, {}), "bcube:2x2", faults=["kill:2@step=3"])
     for seen in result.values.values():

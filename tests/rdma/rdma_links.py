@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from conftest import cable
 
 from bml.io.memory import RegisteredPool
@@ -150,6 +151,7 @@ def hurt(pair: Pair) -> bool:
     return any(end.losses for end in pair.ends)
 
 
+@pytest.mark.smoke
 def test_a_queue_pair_driven_into_the_error_state() -> None:
     import pyverbs.qp as qp
     from pyverbs import enums
@@ -168,6 +170,7 @@ def test_a_queue_pair_driven_into_the_error_state() -> None:
         assert bytes(pair.ends[1].memory) == bytes(range(250)) * 400
 
 
+@pytest.mark.smoke
 def test_fences_in_mid_transfer_keep_memory_untouched() -> None:
     nbytes, rounds = 200_000, 20
     with Pair(nbytes) as pair:
