@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TypeAlias
-
-import networkx as nx
 
 from bml.topology import Fabric, FabricError
 
@@ -22,18 +21,38 @@ def shortest_paths(fabric: Fabric, source: int, target: int) -> tuple[Path, ...]
     Raises:
         FabricError: no live path joins the two.
     """
-    try:
-        found = list(islice(nx.all_shortest_paths(fabric.graph(), source, target), MAX_CHOICES))
-    except (nx.NetworkXNoPath, nx.NodeNotFound):
+    last_hops = _last_hops(fabric, source, target)
+    if target not in last_hops or not fabric.server_alive(source):
         raise FabricError(
             f"no live path joins servers {source} and {target} of {fabric}: heal a link between them or "
             "go on with one part only"
-        ) from None
-    return tuple(sorted(_hops(nodes) for nodes in found))
+        )
+    return tuple(sorted(islice(_paths(last_hops, target), MAX_CHOICES)))
 
 
-def _hops(nodes: list[int | tuple[int, int]]) -> Path:
-    """Turn server, switch, server, ... into hops."""
-    servers = [node for node in nodes if isinstance(node, int)]
-    levels = [node[0] for node in nodes if isinstance(node, tuple)]
-    return tuple(zip(servers[:-1], levels, servers[1:], strict=True))
+def _last_hops(fabric: Fabric, source: int, target: int) -> dict[int, list[tuple[int, int]]]:
+    """Return of each server that is found from the source the (server, level) before it on shortest paths.
+
+    The source has none. Servers that are farther away than the target are not looked for.
+    """
+    found: dict[int, list[tuple[int, int]]] = {source: []}
+    border: Sequence[int] = [source]
+    while border and target not in found:
+        next_to: dict[int, list[tuple[int, int]]] = {}
+        for server in border:
+            for level in range(fabric.levels):
+                for other in fabric.neighbours(server, level):
+                    if other not in found:
+                        next_to.setdefault(other, []).append((server, level))
+        found |= next_to
+        border = list(next_to)
+    return found
+
+
+def _paths(last_hops: dict[int, list[tuple[int, int]]], server: int) -> Iterator[Path]:
+    """Yield the shortest paths to a server, one after the other."""
+    if not last_hops[server]:
+        yield ()
+    for before, level in last_hops[server]:
+        for path in _paths(last_hops, before):
+            yield (*path, (before, level, server))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, assert_never
 
 import numpy as np
-import yaml
 
 from bml.faults.kinds import KINDS
 from bml.faults.notation import (
@@ -72,6 +71,8 @@ class FaultPlan:
 
         Raises UsageError when the content is no YAML, has another shape, or an entry is no fault.
         """
+        import yaml  # here, as no server reads files
+
         try:
             document = yaml.safe_load(content)
         except (yaml.YAMLError, RecursionError) as error:

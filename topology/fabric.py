@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from bml.topology.errors import UsageError
 from bml.topology.failure import Failure, LinkFailure, ServerFailure, SwitchFailure, parse_failure
 from bml.topology.wiring import Hop, InnerLink, Wiring
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Link: TypeAlias = tuple[int, int]
 """(server, level)."""
@@ -175,17 +177,22 @@ class Fabric:
 
     def components(self) -> tuple[tuple[int, ...], ...]:
         """Parts into which the live servers fall, each in id order: largest first, ties by lowest id."""
-        parts = (
-            tuple(sorted(node for node in part if isinstance(node, int)))
-            for part in nx.connected_components(self.graph())
-        )
-        return tuple(sorted((part for part in parts if part), key=lambda part: (-len(part), part)))
+        parts: dict[int, list[int]] = {}
+        for server, lowest in zip(
+            self.servers, self._lowest_reached[list(self.servers)].tolist(), strict=True
+        ):
+            parts.setdefault(lowest, []).append(server)
+        return tuple(sorted(map(tuple, parts.values()), key=lambda part: (-len(part), part)))
 
     @cached_property
     def is_connected(self) -> bool:
         """Whether at least one server is alive and all live ones reach one another."""
-        alive, cabled = np.zeros(self.n_servers, np.bool_), self.nics
-        alive[list(self.servers)] = True
+        return len(np.unique(self._lowest_reached[list(self.servers)])) == 1
+
+    @cached_property
+    def _lowest_reached(self) -> NDArray[np.int64]:
+        """Of each live server, the lowest id among those that it reaches, its own included."""
+        cabled = self.nics
         # Every server passes on the lowest id that it has heard of, until no server hears of a lower one.
         lowest = np.arange(self.n_servers)
         changed = True
@@ -198,7 +205,7 @@ class Fabric:
                 np.minimum.at(heard, group, lowest[here])
                 lowest[here] = heard[group]
             changed = not np.array_equal(lowest, before)
-        return len(np.unique(lowest[alive])) == 1
+        return lowest
 
     def graph(self) -> nx.Graph:
         """Live servers (nodes: int) and live switches (nodes: (level, group)), joined by live links.
@@ -266,6 +273,8 @@ class Fabric:
 
     @cached_property
     def _graph(self) -> nx.Graph:
+        import networkx as nx  # here, as it takes half a second, and no job needs it
+
         graph = nx.Graph()
         graph.add_nodes_from(self.servers)
         graph.add_nodes_from(self.switches)

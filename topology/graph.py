@@ -20,8 +20,6 @@ from functools import cached_property
 from itertools import combinations
 from typing import TypeAlias
 
-import networkx as nx
-
 from bml.topology.errors import UsageError
 from bml.topology.fabric import Fabric, Link, Rates
 from bml.topology.wiring import Hop, InnerLink, server_of
@@ -227,6 +225,8 @@ def _check_size(switches: Sequence[Ends]) -> None:
 
 def _colours(switches: Sequence[Sequence[int]]) -> list[int]:
     """The level of each switch; those that share a server differ."""
+    import networkx as nx  # here, as it takes half a second, and the notation of a graph says the levels
+
     at: dict[int, list[int]] = {}
     for number, servers in enumerate(switches):
         for server in servers:

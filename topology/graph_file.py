@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import ParseError, fromstring
 
-import networkx as nx
-
 from bml.topology.errors import UsageError
 from bml.topology.fabric import Fabric
 from bml.topology.graph import Ends, graph, is_notation, of_switches
@@ -113,6 +111,8 @@ def _edge_of_json(edge: Any) -> _Edge:
 
 
 def _of_graphml(data: bytes) -> Iterator[_Edge]:
+    import networkx as nx  # here, as it takes half a second
+
     try:
         n_graphs = sum(each.tag.rpartition("}")[2] == "graph" for each in fromstring(data).iter())
         read = nx.parse_graphml(data, force_multigraph=True)

@@ -1,14 +1,16 @@
 """The paper's schedule on damaged fabrics: its numbers, its paths, and random damage under the oracle."""
 
+import random
 from fractions import Fraction
 
+import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampled import first
 from schedule_executor import check_sums, slots
 
-from bml.faults.detour import shortest_paths
+from bml.faults.detour import MAX_CHOICES, shortest_paths
 from bml.faults.repartition import owners, stand_in
 from bml.schedule import Phase, bound, gst, gst_staged, plan, verify
 from bml.topology import FabricError, parse
@@ -116,6 +118,28 @@ def test_shortest_paths_avoid_the_dead():
         shortest_paths(fabric.without("link:4/0", "link:4/1"), 0, 4)
     with pytest.raises(FabricError, match="no live path"):
         shortest_paths(fabric.without("server:4"), 0, 4)
+
+
+@pytest.mark.parametrize("name", ["bcube:3x2", "bcube:4x3", "torus:8x2", "graph:0-1-2,3-4-5;0-3,1-4,2-5"])
+def test_shortest_paths_and_parts_are_those_of_networkx(name):
+    chance, whole = random.Random(name), parse(name)
+    for _ in range(10):
+        servers = [f"server:{each}" for each in range(whole.n_servers) if chance.random() < 0.08]
+        links = [f"link:{server}/{level}" for server, level in whole.links if chance.random() < 0.1]
+        fabric = whole.without(*servers, *links)
+        graph = fabric.graph()
+        parts = [{each for each in part if isinstance(each, int)} for part in nx.connected_components(graph)]
+        assert sorted(map(sorted, filter(None, parts))) == sorted(map(list, fabric.components()))
+        source, target = chance.sample(range(whole.n_servers), 2)
+        if any({source, target} <= part for part in parts):
+            found = nx.all_shortest_paths(graph, source, target)
+            wanted = {tuple(zip(nodes[:-1:2], nodes[1::2], nodes[2::2], strict=True)) for nodes in found}
+            paths = shortest_paths(fabric, source, target)
+            assert len(set(paths)) == min(len(wanted), MAX_CHOICES)
+            assert {tuple((a, (i, fabric.group(a, i)), b) for a, i, b in path) for path in paths} <= wanted
+        else:
+            with pytest.raises(FabricError, match="no live path"):
+                shortest_paths(fabric, source, target)
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from itertools import islice, permutations
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from bml.cluster.fleets.placement import Machine, usable
@@ -38,6 +37,8 @@ class Racks:
     @classmethod
     def load(cls, content: str) -> Racks:
         """Read a topology file, YAML or JSON. Raises UsageError."""
+        import yaml  # here, as no server reads files
+
         try:
             document = yaml.safe_load(content)
         except (yaml.YAMLError, RecursionError) as error:
