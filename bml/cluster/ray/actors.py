@@ -98,7 +98,9 @@ class ServerActor:
     def _leave_without_head(self, why: str) -> None:
         """Leave, and end this process: Ray's own processes end later, and nobody else will do it."""
         self._server.leave(why)
-        threading.Timer(_COURTESY * rays_patience_s(os.environ), self._server.abandon, (why,)).start()
+        later = threading.Timer(_COURTESY * rays_patience_s(os.environ), self._server.abandon, (why,))
+        later.daemon = True  # the end of the training function waits for others
+        later.start()
         with self._runs:  # until the training function has ended
             pass
         time.sleep(_FETCHED_S)
