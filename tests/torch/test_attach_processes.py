@@ -117,7 +117,7 @@ def fault_free(make_model: Any) -> dict[str, Any]:
 
 
 def launched(train: Any, fabric: str, **settings: Any) -> bml.Result:
-    # Up to nine servers that compute in torch share two cores: one that lives may be silent for half a second.
+    # Up to nine servers compute in torch on two cores: one that lives may be silent for half a second.
     result = bml.launch(train, fabric, launcher="processes", transport="tcp", detect_s=2, **settings)
     assert not result.never_struck
     assert len(set(result.report["digests"].values())) == 1
