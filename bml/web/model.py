@@ -42,7 +42,10 @@ class Detour:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything on the page that changes often. `mood`: starting, fine, hurt, changing, well or failed."""
+    """Everything on the page that changes often. `mood`: starting, fine, hurt, changing, well or failed.
+
+    `now_s`: when the launcher said so. It differs from page to page, by which a browser knows what is new.
+    """
 
     job: str
     mood: str
@@ -115,9 +118,9 @@ def page_of(status: dict[str, Any], pace: Pace, now_s: float) -> Page:
     )
 
 
-def starting(job: str, text: str) -> Page:
+def starting(text: str, now_s: float) -> Page:
     """Make the page of a job of which no server runs yet."""
-    return Page(job, "starting", text)
+    return Page("", "starting", text, now_s=round(now_s, 3))
 
 
 def ended(before: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:

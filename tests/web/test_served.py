@@ -163,6 +163,19 @@ def test_an_answer_that_comes_after_the_end_is_not_shown() -> None:
         assert page._page["ended"]
 
 
+def test_the_page_of_a_job_that_starts_is_sent_again_and_again() -> None:
+    """The browser takes for old what does not come again, however long the start takes."""
+    with ServedPage(0, injects=False) as page:
+        asking = Asking(page.url)
+        page.say("starting Ray")
+        before = asking.shown()
+        assert before["now_s"] > 0
+        deadline = time.monotonic() + 40
+        while (now := asking.shown())["now_s"] == before["now_s"]:
+            assert time.monotonic() < deadline
+        assert now == {**before, "now_s": now["now_s"], "headline": "starting Ray"}
+
+
 @pytest.mark.parametrize("error", [FabricError("busy"), KeyError("fabric")])
 def test_an_end_without_a_status_is_shown_all_the_same(error: Exception) -> None:
     with served() as (page, job, asking):
