@@ -124,10 +124,14 @@ def starting(text: str, now_s: float) -> Page:
 
 
 def ended(before: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
-    """Make the last page of a job from the page before, and from how it ended (see Job.outcome)."""
+    """Make the last page of a job from the page before, and from how it ended (see Job.outcome).
+
+    A job that ended well has made the steps of its program, which its headline names, too; servers count
+    those of the runtime with them. Of one that failed, those that reported may know less than the page does.
+    """
     well = bool(outcome["ended_well"])
     end = f"The job has ended well: {outcome['text']}." if well else f"The job has failed: {outcome['text']}"
-    step = max(int(before["step"]), int(outcome.get("steps", 0)))
+    step = int(outcome["steps"]) if well else max(int(before["step"]), int(outcome.get("steps", 0)))
     over = {"ended": True, "mood": "well" if well else "failed", "headline": end, "step": step}
     return {**before, **over, "phase": "", "steps_per_s": None, "predicted": []}
 
@@ -230,7 +234,7 @@ def _counts(servers: list[Server]) -> dict[str, int]:
 
 
 def troubles(parts: Parts) -> list[Trouble]:
-    """Everything that is not well, worst first: servers, switches, then NICs of servers that are well."""
+    """Everything that is not well, worst first: servers, switches, then NICs of servers that are not dead."""
     found = [
         Trouble(
             "server", str(each.server), each.state, f"Server {each.server} {SAID[each.state]}: {each.why}"
@@ -243,7 +247,7 @@ def troubles(parts: Parts) -> list[Trouble]:
         for level, group in sorted(parts.dead_switches)
     ]
     for server in parts.servers:
-        if server.state in ("working", "slow", "joining"):
+        if server.state in ("working", "slow", "joining", "ended"):
             found += [_nic_trouble(server.server, nic) for nic in server.nics if _counts_alone(nic)]
     return sorted(found, key=lambda each: WORST_FIRST.index(each.state))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_page_model import page
+from test_page_model import ENDED, page
 from test_static import STATIC
 
 from bml.web import model
@@ -33,6 +33,13 @@ def played(*steps: dict[str, Any]) -> list[Any]:
 def shown(now_s: float = 1.8e9, **other: Any) -> dict[str, Any]:
     """The event of a page, made from its status at this time."""
     return {"event": "page", "data": {**model.as_json(page(**other)), "now_s": now_s}}
+
+
+def last(**other: Any) -> dict[str, Any]:
+    """The event of the last page of a job that has ended well."""
+    step = shown(**ENDED, **other)
+    outcome = {"ended_well": True, "text": "9 servers reached the end", "steps": 7}
+    return {**step, "data": model.ended(step["data"], outcome)}
 
 
 def wait(seconds: float) -> dict[str, Any]:
@@ -72,6 +79,17 @@ def test_a_stream_that_breaks_is_said_at_once_and_one_that_is_refused_for_good()
 
 
 def test_a_job_that_has_ended_does_not_grow_old() -> None:
-    last = shown()
-    last["data"] = model.ended(last["data"], {"ended_well": True, "text": "9 servers reached the end"})
-    assert played(last, wait(60), text("connection")) == [None]
+    assert played(last(), wait(60), text("connection")) == [None]
+
+
+def test_a_cut_nic_is_still_drawn_when_its_job_has_ended() -> None:
+    well, cut = played(last(), {"classes": "drawing"}, last(failures=["link:4/0"]), {"classes": "drawing"})
+    assert [each for each in well if "nic" in each.split() and "dead" in each.split()] == []
+    assert [each for each in cut if "nic" in each.split() and "dead" in each.split()] == ["nic level-0 dead"]
+
+
+def test_the_page_of_an_ended_job_does_not_say_that_its_parts_work() -> None:
+    assert played(shown(), text("troubles"), last(), text("troubles")) == [
+        "Nothing: all parts work.",
+        "Nothing was known to be broken.",
+    ]

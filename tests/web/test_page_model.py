@@ -53,6 +53,10 @@ def status(servers: dict[int, dict[str, Any]] | None = None, **other: Any) -> di
     return json.loads(json.dumps({**now, **other}))  # type: ignore[no-any-return]
 
 
+#: What the status of a job has beside that when all servers have ended well.
+ENDED: dict[str, Any] = {"ended": dict.fromkeys(range(9), "done")}
+
+
 def page(servers: dict[int, dict[str, Any]] | None = None, **other: Any) -> Page:
     return model.page_of(status(servers, **other), Pace(), 100.0)
 
@@ -199,6 +203,22 @@ def test_the_end_keeps_what_was_known_and_says_how() -> None:
     assert well["servers"] == before["servers"]
     failed = model.ended(before, {"ended_well": False, "text": "TooFewServers", "kind": "X"})
     assert (failed["mood"], failed["headline"]) == ("failed", "The job has failed: TooFewServers")
+
+
+def test_a_job_that_ended_well_has_made_the_steps_that_its_end_says() -> None:
+    """Servers count the steps of the runtime, too, such as the one that compares their parameters."""
+    before = model.as_json(page())
+    end = {"ended_well": True, "text": "9 servers reached the end after 6 steps", "steps": 6}
+    assert model.ended(before, end)["step"] == 6
+    assert model.ended(before, {"ended_well": False, "text": "died", "steps": 6})["step"] == before["step"]
+
+
+@pytest.mark.parametrize(("failure", "part"), [("link:4/0", "4/0"), ("switch:0/1", "0/1")])
+def test_a_part_that_was_broken_when_its_job_ended_is_listed(failure: str, part: str) -> None:
+    made = page(**ENDED, failures=[failure])
+    assert [each.part for each in made.trouble] == [part]
+    assert [nic.state for nic in made.servers[4].nics] == ["dead", "ended"]
+    assert made.servers[4].state == "ended"
 
 
 def test_a_pace_is_that_of_the_last_seconds() -> None:

@@ -146,9 +146,9 @@ def test_the_last_page_has_what_came_just_before_the_end() -> None:
     with served() as (page, job, asking):
         assert asking.shown()["step"] == 15
         job.step = 19
-        page.end({"ended_well": True, "text": "4 servers reached the end", "steps": 9})
+        page.end({"ended_well": False, "text": "no server reached the end", "steps": 9})
         last = asking.shown()
-        assert (last["ended"], last["mood"], last["step"]) == (True, "well", 19)
+        assert (last["ended"], last["mood"], last["step"]) == (True, "failed", 19)
         page.fail(KeyboardInterrupt())
         assert asking.shown() == last
 

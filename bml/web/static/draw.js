@@ -190,7 +190,7 @@ const Draw = (() => {
     updateNic(server, nic, most) {
       const drawn = this.nics.get(`${server.server}/${nic.level}`);
       if (!drawn) return;
-      const ofDead = ["dead", "absent", "ended"].includes(server.state);
+      const ofDead = ["dead", "absent", "ended"].includes(nic.state) && nic.state === server.state;
       const hurt = HURT.includes(nic.state) && !ofDead;
       const selected = this.selected === `server:${server.server}` || this.selected === `switch:${nic.level}/${drawn.place.group}`;
       const quiet = drawn.place.quiet ? ` quiet${hurt || selected ? " seen" : ""}` : "";

@@ -90,7 +90,8 @@
   }
 
   function troubles() {
-    const nothing = page.servers.length ? "Nothing: all parts work." : "Nothing is known yet.";
+    const none = page.ended ? "Nothing was known to be broken." : "Nothing: all parts work.";
+    const nothing = page.servers.length ? none : "Nothing is known yet.";
     list(at("troubles"), page.trouble.length ? page.trouble : [nothing], each => {
       if (each === nothing) return page.servers.length ? row("working", "working", nothing) : row("plain", "silent", nothing);
       const key = each.kind === "nic" ? `server:${each.part.split("/")[0]}` : `${each.kind}:${each.part}`;
