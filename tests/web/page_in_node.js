@@ -1,7 +1,7 @@
 "use strict";
 /* Runs the scripts of the page in Node, on a document that has only what they use, and by a clock of its own.
-   Reads steps as JSON from stdin: {event, data}, {open: true}, {error: readyState}, {wait_s}, and {text} or {classes}, an id.
-   Writes as JSON what was asked for: the text of an element, null if it is hidden, or the classes of all in it. */
+   Reads steps as JSON from stdin: {event, data}, {open: true}, {error: readyState}, {wait_s}, and {text} or {drawn}, an id.
+   Writes as JSON what was asked for: the text of an element, null if it is hidden, or the tags and classes in it. */
 const fs = require("fs");
 const path = require("path");
 const vm = require("vm");
@@ -98,8 +98,9 @@ function advance(seconds) {
   now = end;
 }
 
-function classesIn(node) {
-  return node.children.filter(each => each instanceof Node).flatMap(each => [each.getAttribute("class") || "", ...classesIn(each)]);
+function drawnIn(node) {
+  const inner = node.children.filter(each => each instanceof Node);
+  return inner.flatMap(each => [`${each.tag} ${each.getAttribute("class") || ""}`, ...drawnIn(each)]);
 }
 
 const said = [];
@@ -110,6 +111,6 @@ for (const step of JSON.parse(fs.readFileSync(0, "utf8"))) {
   if (step.event) stream.emit(step.event, JSON.stringify(step.data));
   if (step.wait_s) advance(step.wait_s);
   if (step.text) said.push(byId.get(step.text).hidden ? null : byId.get(step.text).textContent);
-  if (step.classes) said.push(classesIn(byId.get(step.classes)));
+  if (step.drawn) said.push(drawnIn(byId.get(step.drawn)));
 }
 process.stdout.write(JSON.stringify(said));

@@ -83,9 +83,16 @@ def test_a_job_that_has_ended_does_not_grow_old() -> None:
 
 
 def test_a_cut_nic_is_still_drawn_when_its_job_has_ended() -> None:
-    well, cut = played(last(), {"classes": "drawing"}, last(failures=["link:4/0"]), {"classes": "drawing"})
-    assert [each for each in well if "nic" in each.split() and "dead" in each.split()] == []
-    assert [each for each in cut if "nic" in each.split() and "dead" in each.split()] == ["nic level-0 dead"]
+    well, cut = played(last(), {"drawn": "drawing"}, last(failures=["link:4/0"]), {"drawn": "drawing"})
+    assert "g nic level-0 dead" not in well
+    assert cut.count("g nic level-0 dead") == 1
+
+
+def test_the_label_of_a_part_is_drawn_over_its_cross() -> None:
+    drawn = played({"drawn": "drawing"})[0]
+    parts = " ".join(each.strip() for each in drawn).split("g part ")[1:]
+    assert len(parts) == 6 + 9
+    assert [each for each in parts if each.index("path cross") > each.index("text")] == []
 
 
 def test_the_page_of_an_ended_job_does_not_say_that_its_parts_work() -> None:

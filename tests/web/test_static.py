@@ -75,6 +75,17 @@ def test_every_variable_of_the_style_is_defined() -> None:
     assert used - defined == {"width"}, "the script sets it"
 
 
+def test_labels_of_dead_parts_stand_off_their_crosses() -> None:
+    assert re.search(r"#drawing \.part\.dead text \{[^}]*paint-order: stroke; stroke: var\(--fill\);", CSS)
+
+
+def test_every_table_has_a_name() -> None:
+    made = [each for text in SCRIPTS for each in re.findall(r'make\("table", (\{[^}]*)', text)]
+    tables = re.findall(r"<table[^>]*>", HTML) + made
+    assert len(tables) == 2
+    assert [each for each in tables if "aria-label" not in each] == []
+
+
 def test_nothing_comes_from_another_host() -> None:
     for text in (CSS, HTML, *SCRIPTS, (STATIC / "icon.svg").read_text()):
         found = re.findall(

@@ -187,7 +187,7 @@
         make("th", { scope: "row" }, name),
         make("td", {}, make("span", { class: `state ${state}` }, signOf(state), state), why ? make("div", { class: "hint" }, why) : ""),
         make("td", { class: "number rate" }, sent), make("td", { class: "number rate" }, received)));
-      return make("table", {}, make("thead", {}, head), make("tbody", {}, ...lines));
+      return make("table", { "aria-labelledby": "part-title" }, make("thead", {}, head), make("tbody", {}, ...lines));
     });
     faults([["server", String(server.server), "Server"], ...server.nics.map(nic => ["nic", `${server.server}/${nic.level}`, `NIC ${server.server}/${nic.level}`])]);
   }
