@@ -9,6 +9,7 @@ from typing import Any
 
 from bml.errors import FabricError
 from bml.faults.detour import shortest_paths
+from bml.predict.words import duration, milliseconds, warned
 from bml.topology import Fabric, Failure, LinkFailure, SwitchFailure, parse
 from bml.web.parts import Nic, Parts, Server
 from bml.web.words import SAID, TROUBLE, WORST_FIRST, State, listed, plural
@@ -113,8 +114,8 @@ def page_of(status: dict[str, Any], pace: Pace, now_s: float) -> Page:
         dead_switches=[f"{level}/{group}" for level, group in sorted(parts.dead_switches)],
         trouble=trouble,
         detours=list(detours(fabric, tuple(sorted(parts.failures)))),
-        warnings=[_in_words(each) for each in status.get("warnings") or []],
-        predicted=[[_title(key), _in_words(value)] for key, value in (status.get("predicted") or {}).items()],
+        warnings=[warned(each) for each in status.get("warnings", ())],
+        predicted=_to_come(status),
     )
 
 
@@ -202,27 +203,23 @@ def _about(status: dict[str, Any], parts: Parts) -> str:
     )
 
 
-def _title(key: str) -> str:
-    """`step_s` -> `step, s`: a unit stands last in a name."""
-    words, _, unit = key.rpartition("_")
-    is_unit = unit in ("s", "nbytes", "bit")
-    return f"{words.replace('_', ' ')}, {unit}" if is_unit and words else key.replace("_", " ")
-
-
-def _in_words(value: Any) -> str:
-    """Any value of JSON in words."""
-    match value:
-        case float():
-            return f"{value:.3g}"
-        case {"text": str(text)} | {"why": str(text)}:
-            return text
-        case dict():
-            return ", ".join(f"{_title(str(key))} {_in_words(each)}" for key, each in value.items())
-        case list() | tuple():
-            return " to ".join(map(_in_words, value)) if len(value) == 2 else ", ".join(map(_in_words, value))
-        case None:
-            return "not known yet"
-    return str(value)
+def _to_come(status: dict[str, Any]) -> list[list[str]]:
+    """Say how long the job still takes, and what its steps are predicted to take; each with its name."""
+    rest, steps = status.get("remaining"), status.get("predicted")
+    said = []
+    if rest:
+        said += [
+            ["Time left", duration(rest["seconds"])],
+            ["Nine times in ten", f"{duration(rest['low_s'])} to {duration(rest['high_s'])}"],
+            ["Done of the loop", f"{rest['done']:.0%}"],
+        ]
+    if steps:
+        said.append(["A step, predicted", milliseconds(steps["step_s"])])
+        if steps["measured_s"] is not None:
+            took = f"{milliseconds(steps['measured_s'])} ({plural(steps['steps'], 'step')})"
+            said.append(["A step, measured", took])
+        said.append(["From", steps["basis"]])
+    return said
 
 
 # --- what is the matter --------------------------------------------------------------------------

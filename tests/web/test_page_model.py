@@ -182,17 +182,23 @@ def test_while_servers_agree_the_page_says_so() -> None:
     assert page(state="gathering", epoch=0).mood == "starting"
 
 
-def test_predictions_and_warnings_are_shown_as_they_come() -> None:
+def test_what_is_to_come_is_said_in_words() -> None:
+    steps = {"epoch": 2, "step_s": 0.793, "wires_s": 0.7, "basis": "the rate", "measured_s": None, "steps": 0}
     made = page(
-        warnings=["NIC 3/1 loses packets", {"part": "4/0", "text": "its heartbeats come late"}],
-        predicted={"step_s": 0.03125, "remaining_s": [410.0, 433.0], "kind": None},
+        warnings=[{"part": "NIC 4/0", "text": "its heartbeats come late", "for_s": 6.2, "evidence": {}}],
+        predicted=steps,
+        remaining={"done": 0.38, "seconds": 440.0, "low_s": 41.0, "high_s": 470.0},
     )
-    assert made.warnings == ["NIC 3/1 loses packets", "its heartbeats come late"]
+    assert made.warnings == ["NIC 4/0: its heartbeats come late (for 6 s)"]
     assert made.predicted == [
-        ["step, s", "0.0312"],
-        ["remaining, s", "410 to 433"],
-        ["kind", "not known yet"],
+        ["Time left", "0:07:20"],
+        ["Nine times in ten", "41 s to 0:07:50"],
+        ["Done of the loop", "38%"],
+        ["A step, predicted", "793 ms"],
+        ["From", "the rate"],
     ]
+    measured = page(predicted={**steps, "measured_s": 0.00772, "steps": 31}, remaining=None).predicted
+    assert measured[:2] == [["A step, predicted", "793 ms"], ["A step, measured", "7.72 ms (31 steps)"]]
 
 
 def test_the_end_keeps_what_was_known_and_says_how() -> None:
