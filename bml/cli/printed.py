@@ -7,21 +7,19 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bml.io.files import write_whole
+from bml.predict.words import duration, milliseconds, warned
 from bml.topology.errors import FabricError, UsageError
 from bml.train.balancing.throughput import SizeSummary
 
 _DEEPEST = 50
 #: Whole numbers with more bits are written as hexadecimal texts, as parsers refuse long ones.
 _MOST_BITS = 1 << 12
-#: Longer times are not told apart, and timedelta cannot hold all of them.
-_LONGEST_S = 100 * 365 * 86400.0
 
 
 def strict_json(value: Any, indent: int | None = None) -> str:
@@ -62,25 +60,11 @@ def future_lines(now: Mapping[str, Any]) -> list[str]:
         found.append(f"{said}, from {predicted['basis']}")
     if rest:
         found.append(
-            f"left: {_duration(rest['seconds'])}, between {_duration(rest['low_s'])} and "
-            f"{_duration(rest['high_s'])} nine times in ten; {rest['done']:.0%} of the loop is done"
+            f"left: {duration(rest['seconds'])}, between {duration(rest['low_s'])} and "
+            f"{duration(rest['high_s'])} nine times in ten; {rest['done']:.0%} of the loop is done"
         )
-    found += [
-        f"warning: {each['part']}: {each['text']} (for {each['for_s']:.0f} s)"
-        for each in now.get("warnings", ())
-    ]
+    found += [f"warning: {warned(each)}" for each in now.get("warnings", ())]
     return found
-
-
-def milliseconds(seconds: float) -> str:
-    """A time of a step as it is shown."""
-    return f"{seconds * 1000:.{0 if seconds >= 0.01 else 2}f} ms"
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= _LONGEST_S:
-        return "100 years"
-    return f"{seconds:.0f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 def _plain(value: Any, deep: int) -> Any:

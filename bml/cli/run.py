@@ -115,7 +115,7 @@ _SEEDED_STEPS = 50
     "--every", type=click.IntRange(1), default=EVERY, show_default=True, help="Steps between checkpoints."
 )
 @click.option(
-    "--keep", type=click.IntRange(1), default=KEEP, show_default=True, help="Whole checkpoints that stay."
+    "--keep", type=click.IntRange(1), default=KEEP, show_default=True, help="Checkpoints that stay."
 )
 @click.option(
     "--resume",

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bml.cli.printed import in_words, milliseconds, size_lines
+from bml.cli.printed import in_words, size_lines
 from bml.cluster.launcher.result import Result
+from bml.predict.words import milliseconds
 
 
 def summarise(result: Result, console: Console) -> None:

@@ -145,9 +145,9 @@ class Session(CollectiveCalls):
         """Write the training state to a folder, or URL, at a boundary of a loop after every so many steps.
 
         Each server writes a part, beside the training. `bml run --resume` or `launch(resume=…)` goes on from
-        the newest whole checkpoint, on any number of servers. The newest `keep` whole ones stay. All servers
-        call it alike before the first loop; it replaces what `launch` was given. What cannot be written is
-        a warning. Raises UsageError for numbers out of range, in a loop, and for a folder of another job.
+        the newest whole checkpoint, on any number of servers. The newest `keep` stay. All servers call
+        it alike before the first loop; it replaces what `launch` was given. What cannot be written is a
+        warning. Raises UsageError for numbers out of range, in a loop, and for a folder of another job.
         """
         if self._position.is_inside:
             raise UsageError("session.checkpoint is called before the first loop, this is inside of one")

@@ -19,7 +19,8 @@ from bml.transport.interface import LostKind
 PASS_NBYTES = 512 << 10
 """Bytes that a stream may read, and may write, in one pass of the poller."""
 
-_GONE = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED})
+# ENOTCONN: the peer had reset the connection before it was accepted.
+_GONE = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ENOTCONN})
 
 
 def kind_of(error: OSError) -> Literal["reset", "refused", "timeout"]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bml.errors import FabricError
 from bml.faults.detour import shortest_paths
+from bml.predict.words import duration, milliseconds, warned
 from bml.topology import Fabric, Failure, LinkFailure, SwitchFailure, parse
 from bml.web.parts import Nic, Parts, Server
 from bml.web.words import SAID, TROUBLE, WORST_FIRST, State, listed, plural
@@ -42,7 +43,10 @@ class Detour:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything on the page that changes often. `mood`: starting, fine, hurt, changing, well or failed."""
+    """Everything on the page that changes often. `mood`: starting, fine, hurt, changing, well or failed.
+
+    `now_s`: when the launcher said so. It differs from page to page, by which a browser knows what is new.
+    """
 
     job: str
     mood: str
@@ -110,21 +114,25 @@ def page_of(status: dict[str, Any], pace: Pace, now_s: float) -> Page:
         dead_switches=[f"{level}/{group}" for level, group in sorted(parts.dead_switches)],
         trouble=trouble,
         detours=list(detours(fabric, tuple(sorted(parts.failures)))),
-        warnings=[_in_words(each) for each in status.get("warnings") or []],
-        predicted=[[_title(key), _in_words(value)] for key, value in (status.get("predicted") or {}).items()],
+        warnings=[warned(each) for each in status.get("warnings", ())],
+        predicted=_to_come(status),
     )
 
 
-def starting(job: str, text: str) -> Page:
+def starting(text: str, now_s: float) -> Page:
     """Make the page of a job of which no server runs yet."""
-    return Page(job, "starting", text)
+    return Page("", "starting", text, now_s=round(now_s, 3))
 
 
 def ended(before: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
-    """Make the last page of a job from the page before, and from how it ended (see Job.outcome)."""
+    """Make the last page of a job from the page before, and from how it ended (see Job.outcome).
+
+    A job that ended well has made the steps of its program, which its headline names, too; servers count
+    those of the runtime with them. Of one that failed, those that reported may know less than the page does.
+    """
     well = bool(outcome["ended_well"])
     end = f"The job has ended well: {outcome['text']}." if well else f"The job has failed: {outcome['text']}"
-    step = max(int(before["step"]), int(outcome.get("steps", 0)))
+    step = int(outcome["steps"]) if well else max(int(before["step"]), int(outcome.get("steps", 0)))
     over = {"ended": True, "mood": "well" if well else "failed", "headline": end, "step": step}
     return {**before, **over, "phase": "", "steps_per_s": None, "predicted": []}
 
@@ -195,27 +203,23 @@ def _about(status: dict[str, Any], parts: Parts) -> str:
     )
 
 
-def _title(key: str) -> str:
-    """`step_s` -> `step, s`: a unit stands last in a name."""
-    words, _, unit = key.rpartition("_")
-    is_unit = unit in ("s", "nbytes", "bit")
-    return f"{words.replace('_', ' ')}, {unit}" if is_unit and words else key.replace("_", " ")
-
-
-def _in_words(value: Any) -> str:
-    """Any value of JSON in words."""
-    match value:
-        case float():
-            return f"{value:.3g}"
-        case {"text": str(text)} | {"why": str(text)}:
-            return text
-        case dict():
-            return ", ".join(f"{_title(str(key))} {_in_words(each)}" for key, each in value.items())
-        case list() | tuple():
-            return " to ".join(map(_in_words, value)) if len(value) == 2 else ", ".join(map(_in_words, value))
-        case None:
-            return "not known yet"
-    return str(value)
+def _to_come(status: dict[str, Any]) -> list[list[str]]:
+    """Say how long the job still takes, and what its steps are predicted to take; each with its name."""
+    rest, steps = status.get("remaining"), status.get("predicted")
+    said = []
+    if rest:
+        said += [
+            ["Time left", duration(rest["seconds"])],
+            ["Nine times in ten", f"{duration(rest['low_s'])} to {duration(rest['high_s'])}"],
+            ["Done of the loop", f"{rest['done']:.0%}"],
+        ]
+    if steps:
+        said.append(["A step, predicted", milliseconds(steps["step_s"])])
+        if steps["measured_s"] is not None:
+            took = f"{milliseconds(steps['measured_s'])} ({plural(steps['steps'], 'step')})"
+            said.append(["A step, measured", took])
+        said.append(["From", steps["basis"]])
+    return said
 
 
 # --- what is the matter --------------------------------------------------------------------------
@@ -227,7 +231,7 @@ def _counts(servers: list[Server]) -> dict[str, int]:
 
 
 def troubles(parts: Parts) -> list[Trouble]:
-    """Everything that is not well, worst first: servers, switches, then NICs of servers that are well."""
+    """Everything that is not well, worst first: servers, switches, then NICs of servers that are not dead."""
     found = [
         Trouble(
             "server", str(each.server), each.state, f"Server {each.server} {SAID[each.state]}: {each.why}"
@@ -240,7 +244,7 @@ def troubles(parts: Parts) -> list[Trouble]:
         for level, group in sorted(parts.dead_switches)
     ]
     for server in parts.servers:
-        if server.state in ("working", "slow", "joining"):
+        if server.state in ("working", "slow", "joining", "ended"):
             found += [_nic_trouble(server.server, nic) for nic in server.nics if _counts_alone(nic)]
     return sorted(found, key=lambda each: WORST_FIRST.index(each.state))
 

@@ -135,12 +135,14 @@ class Parts:
         return found
 
     def _nic(self, server: int, level: int, told: dict[str, Any], state: State) -> tuple[State, str]:
-        if state in ("dead", "absent", "ended"):
-            return state, f"its server {'is dead' if state == 'dead' else 'has ended or is not there'}"
+        if state in ("dead", "absent"):
+            return state, f"its server {'is dead' if state == 'dead' else 'is not there'}"
         if (level, self.fabric.group(server, level)) in self.dead_switches:
             return "dead", "its switch is dead"
         if LinkFailure(server, level) in self._links:
             return "dead", "the NIC or its cable is dead"
+        if state == "ended":
+            return state, "its server has ended"
         if told.get("carrier") is False:
             return "dead", "it has no carrier"
         if (server, level) in self.suspected:

@@ -55,7 +55,8 @@ class ServedPage:
         self._injects = injects
         self._source: Source | None = None
         self._board = Board()
-        self._page = model.as_json(model.starting("", "The job starts"))
+        self._starts = "The job starts"
+        self._page = model.as_json(model.starting(self._starts, time.time()))
         self._pace = model.Pace()
         self._asked_at = 0.0
         self._is_over, self._failed = False, ""
@@ -84,8 +85,9 @@ class ServedPage:
 
     def say(self, text: str) -> None:
         """Show what is being started."""
+        self._starts = text
         if self._source is None:
-            self._show(model.as_json(model.starting(str(self._page["job"]), text)))
+            self._ask(anyway=True)
 
     def follow(self, source: Source) -> None:
         """Show this job from now on."""
@@ -177,7 +179,10 @@ class ServedPage:
         with self._asking:
             now_s = time.time()
             is_new = 0 <= now_s - self._asked_at < PERIOD_S / 2 and not anyway
-            if self._source is None or self._is_over or is_new:
+            if self._is_over or is_new:
+                return
+            if self._source is None:
+                self._show(model.as_json(model.starting(self._starts, now_s)))
                 return
             try:
                 status = self._source.status()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 from bml.cluster.launcher import jobsocket
 from bml.cluster.launcher.jobsocket import JobSocket
-from bml.errors import FabricError
+from bml.errors import FabricError, UsageError
 
 NOBODY = 65534
 ASK = """
@@ -44,6 +46,15 @@ while True:
     print(repr(sock.recv(4096)), flush=True)
     sock.close()
 """
+OPEN = """
+import os, sys
+from bml.cluster.launcher.jobsocket import JobSocket
+os.setuid(int(sys.argv[1]))
+door = JobSocket.open("bml-theirs", lambda request: {"asked": request["do"]})
+print(door.path, flush=True)
+sys.stdin.read()
+door.close()
+"""
 
 needs_two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
 
@@ -55,9 +66,7 @@ def open_to_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     yield folder
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
 
 
 def ask(path: Path, user: int) -> str:
@@ -102,12 +111,79 @@ def test_another_users_socket_is_not_believed(open_to_all: Path, monkeypatch: py
             stranger.kill()
 
 
+@contextmanager
+def job_of(user: int) -> Iterator[Path]:
+    """The door of a job of another user."""
+    command = [sys.executable, "-c", OPEN, str(user)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield Path(process.stdout.readline().rstrip())
+        process.communicate(timeout=30)
+
+
+@needs_two_users
+@pytest.mark.parametrize("keeps", [True, False])
+def test_root_is_answered_by_the_job_of_a_user(
+    keeps: bool, open_to_all: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`keeps`: sudo may keep the user's runtime folder in the environment; root's own is another one."""
+    runtime = open_to_all / "runtime"
+    runtime.mkdir(mode=0o700)
+    os.chown(runtime, NOBODY, NOBODY)
+    monkeypatch.setenv("TMPDIR", str(open_to_all))
+    monkeypatch.setattr(tempfile, "tempdir", str(open_to_all))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime) if keeps else "")
+    with job_of(NOBODY) as path:
+        assert path.parent == (runtime / "bml" if keeps else open_to_all / f"bml-{NOBODY}")
+        assert jobsocket.call("bml-theirs", {"do": "status"}) == {"asked": "status"}
+        assert jobsocket.folder() == open_to_all / "bml-0"
+        assert jobsocket.folder().stat().st_uid == 0
+
+
+@needs_two_users
+def test_root_removes_nothing_for_a_user_and_follows_no_link(
+    open_to_all: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in the folder of a user may lead anywhere."""
+    monkeypatch.setattr(tempfile, "tempdir", str(open_to_all))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    theirs = open_to_all / f"bml-{NOBODY}"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, NOBODY, NOBODY)
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(theirs / "bml-dead.sock"))
+    dead.close()
+    door = JobSocket(open_to_all / "daemon", lambda request: {"obeyed": request})
+    (theirs / "bml-link.sock").symlink_to(door.path)
+    try:
+        with pytest.raises(UsageError, match="no job bml-dead"):
+            jobsocket.find("bml-dead")
+        assert (theirs / "bml-dead.sock").exists()
+        with pytest.raises(FabricError, match="belongs to another user"):
+            jobsocket.call("bml-link", {"do": "inject", "fault": "kill:4"})
+    finally:
+        door.close()
+
+
+@needs_two_users
+def test_a_folder_of_another_user_is_not_to_be_removed(
+    open_to_all: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(open_to_all))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    taken = open_to_all / f"bml-{os.geteuid()}"
+    taken.mkdir(mode=0o700)
+    os.chown(taken, NOBODY, NOBODY)
+    with pytest.raises(FabricError, match=f"belongs to user {NOBODY}.*XDG_RUNTIME_DIR"):
+        jobsocket.folder()
+
+
 def test_a_door_that_is_being_opened_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     listen = jobsocket._Server.server_activate
 
     def looked_for_first(server: Any) -> None:
-        with pytest.raises(FabricError, match="no job of this user"):
+        with pytest.raises(FabricError, match="no job that this user may ask"):
             jobsocket.find(None)
         listen(server)
 

@@ -191,7 +191,7 @@ def test_a_job_that_is_left_early_leaves_nothing(tmp_path: Path) -> None:
 def test_commands(tmp_path: Path, own_folder: Path) -> None:
     stop = tmp_path / "stop"
     none = command("status")
-    assert (none.returncode, "no job of this user runs" in none.stderr) == (1, True)
+    assert (none.returncode, "no job that this user may ask runs" in none.stderr) == (1, True)
     with (
         bml.start(until_told(stop), "bcube:3x2", launcher="processes", traffic_class=104) as job,
         bml.start(until_told(stop), "bcube:2x2", launcher="processes") as other,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,29 @@ def test_one_that_has_all_parts_does_not_count_until_the_servers_have_agreed() -
     assert keys_left(files_of(one, two), JOB, 0, [one], 1) == {one, two}
     assert keys_left(files_of(one, two), JOB, 0, [one], 1, dropped=(two,)) == {one}
     assert keys_left(files_of(one, two, alone), JOB, 0, [one], 1) == {alone}, "a server left, and wrote it"
+
+
+class Small(Memory):
+    """A disk that has room for so many checkpoints."""
+
+    room = 2
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], unfinished: str = "") -> None:
+        self.error = None if len(by_key([*self.files, name])) <= self.room else OSError(errno.ENOSPC, "full")
+        super().write(name, pieces, unfinished)
+
+
+def test_a_disk_that_holds_just_as_many_as_stay_always_gets_the_newest() -> None:
+    """As many stay as was asked for, of which the servers have not agreed on the newest yet."""
+    disk, made_at = Small({}), (10, 20, 30, 40, 50)
+    writer = Writer(disk, 0, keep=2)
+    for key in (Key(steps, JOB, 2) for steps in made_at):
+        for part in range(2):
+            writer.begin(key, part, made())
+            writer.wait()
+        writer.whole = [*writer.whole, key][-2:]
+        assert writer.error == ""
+    assert [key.steps for key in sorted(by_key(disk.names()))] == [40, 50]
 
 
 class Torn(Memory):

@@ -125,6 +125,17 @@ def test_a_reset_is_told_from_an_end_of_file(desk: Desk) -> None:
     assert coordinator.closed
 
 
+def test_a_peer_that_resets_at_once_is_not_taken_for_a_silent_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Its connection waits in the kernel until it is accepted, and has no other end then."""
+    desk = Desk()
+    sock = socket.create_connection(desk.listener.endpoint)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    desk.until(lambda: caplog.text, "the log says that a connection was closed")
+    desk.close()
+    assert "(reset)" in caplog.text
+
+
 def test_a_port_without_a_listener_is_refused(desk: Desk) -> None:
     desk.listener.close()
     desk.dial()

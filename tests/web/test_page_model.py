@@ -53,6 +53,10 @@ def status(servers: dict[int, dict[str, Any]] | None = None, **other: Any) -> di
     return json.loads(json.dumps({**now, **other}))  # type: ignore[no-any-return]
 
 
+#: What the status of a job has beside that when all servers have ended well.
+ENDED: dict[str, Any] = {"ended": dict.fromkeys(range(9), "done")}
+
+
 def page(servers: dict[int, dict[str, Any]] | None = None, **other: Any) -> Page:
     return model.page_of(status(servers, **other), Pace(), 100.0)
 
@@ -178,17 +182,23 @@ def test_while_servers_agree_the_page_says_so() -> None:
     assert page(state="gathering", epoch=0).mood == "starting"
 
 
-def test_predictions_and_warnings_are_shown_as_they_come() -> None:
+def test_what_is_to_come_is_said_in_words() -> None:
+    steps = {"epoch": 2, "step_s": 0.793, "wires_s": 0.7, "basis": "the rate", "measured_s": None, "steps": 0}
     made = page(
-        warnings=["NIC 3/1 loses packets", {"part": "4/0", "text": "its heartbeats come late"}],
-        predicted={"step_s": 0.03125, "remaining_s": [410.0, 433.0], "kind": None},
+        warnings=[{"part": "NIC 4/0", "text": "its heartbeats come late", "for_s": 6.2, "evidence": {}}],
+        predicted=steps,
+        remaining={"done": 0.38, "seconds": 440.0, "low_s": 41.0, "high_s": 470.0},
     )
-    assert made.warnings == ["NIC 3/1 loses packets", "its heartbeats come late"]
+    assert made.warnings == ["NIC 4/0: its heartbeats come late (for 6 s)"]
     assert made.predicted == [
-        ["step, s", "0.0312"],
-        ["remaining, s", "410 to 433"],
-        ["kind", "not known yet"],
+        ["Time left", "0:07:20"],
+        ["Nine times in ten", "41 s to 0:07:50"],
+        ["Done of the loop", "38%"],
+        ["A step, predicted", "793 ms"],
+        ["From", "the rate"],
     ]
+    measured = page(predicted={**steps, "measured_s": 0.00772, "steps": 31}, remaining=None).predicted
+    assert measured[:2] == [["A step, predicted", "793 ms"], ["A step, measured", "7.72 ms (31 steps)"]]
 
 
 def test_the_end_keeps_what_was_known_and_says_how() -> None:
@@ -199,6 +209,22 @@ def test_the_end_keeps_what_was_known_and_says_how() -> None:
     assert well["servers"] == before["servers"]
     failed = model.ended(before, {"ended_well": False, "text": "TooFewServers", "kind": "X"})
     assert (failed["mood"], failed["headline"]) == ("failed", "The job has failed: TooFewServers")
+
+
+def test_a_job_that_ended_well_has_made_the_steps_that_its_end_says() -> None:
+    """Servers count the steps of the runtime, too, such as the one that compares their parameters."""
+    before = model.as_json(page())
+    end = {"ended_well": True, "text": "9 servers reached the end after 6 steps", "steps": 6}
+    assert model.ended(before, end)["step"] == 6
+    assert model.ended(before, {"ended_well": False, "text": "died", "steps": 6})["step"] == before["step"]
+
+
+@pytest.mark.parametrize(("failure", "part"), [("link:4/0", "4/0"), ("switch:0/1", "0/1")])
+def test_a_part_that_was_broken_when_its_job_ended_is_listed(failure: str, part: str) -> None:
+    made = page(**ENDED, failures=[failure])
+    assert [each.part for each in made.trouble] == [part]
+    assert [nic.state for nic in made.servers[4].nics] == ["dead", "ended"]
+    assert made.servers[4].state == "ended"
 
 
 def test_a_pace_is_that_of_the_last_seconds() -> None:

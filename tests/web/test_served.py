@@ -146,9 +146,9 @@ def test_the_last_page_has_what_came_just_before_the_end() -> None:
     with served() as (page, job, asking):
         assert asking.shown()["step"] == 15
         job.step = 19
-        page.end({"ended_well": True, "text": "4 servers reached the end", "steps": 9})
+        page.end({"ended_well": False, "text": "no server reached the end", "steps": 9})
         last = asking.shown()
-        assert (last["ended"], last["mood"], last["step"]) == (True, "well", 19)
+        assert (last["ended"], last["mood"], last["step"]) == (True, "failed", 19)
         page.fail(KeyboardInterrupt())
         assert asking.shown() == last
 
@@ -161,6 +161,19 @@ def test_an_answer_that_comes_after_the_end_is_not_shown() -> None:
         page._show(before)
         assert asking.shown()["ended"]
         assert page._page["ended"]
+
+
+def test_the_page_of_a_job_that_starts_is_sent_again_and_again() -> None:
+    """The browser takes for old what does not come again, however long the start takes."""
+    with ServedPage(0, injects=False) as page:
+        asking = Asking(page.url)
+        page.say("starting Ray")
+        before = asking.shown()
+        assert before["now_s"] > 0
+        deadline = time.monotonic() + 40
+        while (now := asking.shown())["now_s"] == before["now_s"]:
+            assert time.monotonic() < deadline
+        assert now == {**before, "now_s": now["now_s"], "headline": "starting Ray"}
 
 
 @pytest.mark.parametrize("error", [FabricError("busy"), KeyError("fabric")])

@@ -75,6 +75,36 @@ def test_every_variable_of_the_style_is_defined() -> None:
     assert used - defined == {"width"}, "the script sets it"
 
 
+def test_labels_of_dead_parts_stand_off_their_crosses() -> None:
+    assert re.search(r"#drawing \.part\.dead text \{[^}]*paint-order: stroke; stroke: var\(--fill\);", CSS)
+
+
+def rule(selector: str) -> str:
+    """What the style says of this selector alone, for wide windows."""
+    found = re.search(rf"^{re.escape(selector)} \{{ (.*?) \}}", CSS, re.MULTILINE)
+    assert found, selector
+    return found[1]
+
+
+def test_what_grows_at_the_side_leaves_no_void_before_the_table_of_servers() -> None:
+    """The side, which is long when a part is selected, stands beside fabric, history and table."""
+    assert "grid-template-rows: auto auto auto 1fr" in rule("main")
+    assert "grid-row: span 3" in rule("#side")
+    assert rule("#fabric, #all") == "grid-column: 1 / 3;"
+    assert rule("#history, #log, #all") == "align-self: start;"
+
+
+def test_the_table_of_servers_is_as_high_as_a_window_has_room() -> None:
+    assert "vh" in rule("#all .tall")
+
+
+def test_every_table_has_a_name() -> None:
+    made = [each for text in SCRIPTS for each in re.findall(r'make\("table", (\{[^}]*)', text)]
+    tables = re.findall(r"<table[^>]*>", HTML) + made
+    assert len(tables) == 2
+    assert [each for each in tables if "aria-label" not in each] == []
+
+
 def test_nothing_comes_from_another_host() -> None:
     for text in (CSS, HTML, *SCRIPTS, (STATIC / "icon.svg").read_text()):
         found = re.findall(

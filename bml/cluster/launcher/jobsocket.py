@@ -5,8 +5,9 @@
     {"do": "outcome"}                      how the job has ended; {} if it has not, after some seconds
     any error                              {"error": text, "usage": whether the request was wrong}
 
-The folder belongs to the user alone, and both ends ask the kernel for the user of the other end. Processes of
-this user and of root may do anything to the job; no other process is answered or believed.
+The folder belongs to the user alone, and both ends ask the kernel for the user of the other end. A job
+answers processes of its user and of root, and only a process of the folder's user is believed. Root looks
+into the folders of all users, and changes nothing there: what lies in them may lead anywhere.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def call(job: str | None, request: dict[str, Any]) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(_CALL_S)
             sock.connect(str(path))
-            if not _is_ours(sock):
-                raise FabricError(f"{path} belongs to another user, and is not the socket of a job of yours")
+            if _user_of(sock) != path.parent.lstat().st_uid:
+                raise FabricError(f"{path} belongs to another user, and is not the socket of a job")
             sock.sendall(json.dumps(request).encode() + b"\n")
             with sock.makefile("rb") as lines:
                 answer = json.loads(lines.readline())
@@ -119,22 +120,27 @@ def find(job: str | None) -> Path:
             raise UsageError(f"no job {job} runs here" + (f"; there are {names}" if names else ""))
         return running[job]
     if not running:
-        raise FabricError("no job of this user runs on this machine; start one with bml run")
+        raise FabricError("no job that this user may ask runs on this machine; start one with bml run")
     if len(running) > 1:
         raise UsageError(f"several jobs run here: choose one with --job, of {names}")
     return next(iter(running.values()))
 
 
 def _running() -> dict[str, Path]:
-    """Return the sockets of running jobs by their names. Sockets of dead jobs are removed."""
-    return {path.stem: path for path in sorted(folder().glob(f"*{_SUFFIX}")) if _is_alive(path)}
+    """Return the sockets of running jobs by their names. Sockets of dead jobs of this user are removed."""
+    own = folder()
+    others = [] if os.geteuid() else _folders_of_others()
+    paths = [path for each in (*others, own) for path in sorted(each.glob(f"*{_SUFFIX}"))]
+    return {path.stem: path for path in paths if _is_alive(path, path.parent == own)}
 
 
 def folder() -> Path:
     """Return the folder of this user's sockets, and make it. Raises FabricError if it is not private."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     uid = os.geteuid()
-    own = Path(runtime) / "bml" if os.path.isdir(runtime) else Path(tempfile.gettempdir()) / f"bml-{uid}"
+    # sudo may keep the setting of another user.
+    has_runtime = os.path.isdir(runtime) and os.stat(runtime).st_uid == uid
+    own = Path(runtime) / "bml" if has_runtime else Path(tempfile.gettempdir()) / f"bml-{uid}"
     if len(str(own)) > _MOST_FOLDER:
         own = Path(f"/tmp/bml-{uid}")
     try:
@@ -142,13 +148,33 @@ def folder() -> Path:
         found = own.lstat()
     except OSError as error:
         raise FabricError(f"cannot make the folder {own}: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
+    if found.st_uid != uid:
+        raise FabricError(f"{own} belongs to user {found.st_uid}: set XDG_RUNTIME_DIR to a folder of yours")
+    if not _is_private(found):
         raise FabricError(f"{own} is not a private folder of this user: remove it, or chmod 700 it")
     return own
 
 
-def _is_alive(path: Path) -> bool:
-    """Whether a process listens. The socket of a launcher that was killed is removed."""
+def _is_private(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+
+
+def _folders_of_others() -> list[Path]:
+    """Return the private folders of the sockets of other users, where `folder` makes them."""
+    temporary = {Path(tempfile.gettempdir()), Path("/tmp")}
+    asked = [Path(os.environ.get("XDG_RUNTIME_DIR", "")) / "bml", *Path("/run/user").glob("*/bml")]
+    asked += [path for each in sorted(temporary) for path in each.glob("bml-*") if path.name[4:].isdecimal()]
+    found = []
+    for path in asked:
+        with suppress(OSError):  # it has gone, or is none of a user
+            entry = path.lstat()
+            if _is_private(entry) and entry.st_uid != os.geteuid():
+                found.append(path)
+    return found
+
+
+def _is_alive(path: Path, removes: bool) -> bool:
+    """Whether a process listens. `removes`: if its launcher was killed, the socket goes, too."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         try:
@@ -156,17 +182,18 @@ def _is_alive(path: Path) -> bool:
         except BlockingIOError:  # it is busy with other requests
             return True
         except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
+            if removes:
+                path.unlink(missing_ok=True)
             return False
         except OSError:
             return False
     return True
 
 
-def _is_ours(sock: socket.socket) -> bool:
-    """Whether the other end is a process of this user, or of root."""
+def _user_of(sock: socket.socket) -> int:
+    """The user of the process at the other end."""
     _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return uid in (0, os.geteuid())
+    return int(uid)
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -179,7 +206,7 @@ def _handler(serve: Serve) -> type[socketserver.StreamRequestHandler]:
         timeout = _IDLE_S
 
         def handle(self) -> None:
-            if not _is_ours(self.request):
+            if _user_of(self.request) not in (0, os.geteuid()):
                 _LOG.warning("another user's process opened the job's socket, and was not answered")
                 return
             with suppress(OSError):  # the process that asked has gone

@@ -186,7 +186,7 @@ def launch(*arguments: Any, **options: Any) -> Result:
         record: File for `bml replay`, written at every view change and the end; see `Result.recording`.
         metrics: Port or "HOST:PORT" for Prometheus, see `Job.metrics_url`; "ray": at Ray's own endpoint.
         checkpoint: Folder to which the servers write checkpoints, see `Session.checkpoint`.
-        every, keep: Steps between two checkpoints, and how many whole ones stay.
+        every, keep: Steps between two checkpoints, and how many stay.
         resume: Folder from whose newest whole checkpoint the job goes on, on any fabric; every server must
             see it. If it is that of `checkpoint`, it may have none.
         kept_mib: MiB of results that a joiner keeps while it catches up; if more come, it gets a later state.

@@ -164,7 +164,9 @@ class Writer:
                 )
                 return
             torn = self._torn(names)
-            self._remove(superseded(names, key.job, self.base, self.whole, self.dropped, self._keep, torn))
+            # With the new one they are as many as stay, but a whole one is there until the new one is whole.
+            older = max(1, self._keep - 1)
+            self._remove(superseded(names, key.job, self.base, self.whole, self.dropped, older, torn))
             self._remove(former(names))
             self._files.write(name, (head_of(header), copy), unfinished)
         except OSError as error:

@@ -129,8 +129,8 @@ const Draw = (() => {
       const frame = { x: place.x - w / 2, y: place.y - h / 2, width: w, height: h, rx: 5 };
       if (isCable) make(group, "polygon", { class: "box", points: corners });
       else make(group, "rect", { class: "box", ...frame });
-      if (!isCable) make(group, "text", { x: place.x, y: place.y + (sizes.full ? 4 : 3) }, sizes.full ? `sw ${place.level}/${place.group}` : `${place.level}/${place.group}`);
       make(group, "path", { class: "cross", d: `M${frame.x} ${frame.y}l${w} ${h}m0 ${-h}l${-w} ${h}` });
+      if (!isCable) make(group, "text", { x: place.x, y: place.y + (sizes.full ? 4 : 3) }, sizes.full ? `sw ${place.level}/${place.group}` : `${place.level}/${place.group}`);
       make(group, "rect", { class: "ring", x: frame.x - 4, y: frame.y - 4, width: w + 8, height: h + 8, rx: 8 });
       const part = this.parts.get(key);
       part.base = `part switch level-${place.level % 4}${place.quiet ? " quiet cable" : ""}`;
@@ -190,7 +190,7 @@ const Draw = (() => {
     updateNic(server, nic, most) {
       const drawn = this.nics.get(`${server.server}/${nic.level}`);
       if (!drawn) return;
-      const ofDead = ["dead", "absent", "ended"].includes(server.state);
+      const ofDead = ["dead", "absent", "ended"].includes(nic.state) && nic.state === server.state;
       const hurt = HURT.includes(nic.state) && !ofDead;
       const selected = this.selected === `server:${server.server}` || this.selected === `switch:${nic.level}/${drawn.place.group}`;
       const quiet = drawn.place.quiet ? ` quiet${hurt || selected ? " seen" : ""}` : "";

@@ -7,6 +7,12 @@
   const at = id => document.getElementById(id);
   const SIGNS = { fine: "working", well: "working", hurt: "warning", failed: "dead", changing: "changing", starting: "changing" };
   const OF_EVENT = { view: "plain", suspected: "suspected", joining: "joining", coordinator: "joining", lost: "dead", fault: "slow", ended: "ended" };
+  const SILENCE = {
+    [EventSource.CONNECTING]: "Trying again …",
+    [EventSource.OPEN]: "It is stopped or very busy, or a tunnel passes nothing.",
+    [EventSource.CLOSED]: "Load the page again.",
+  };
+  const OLD_MS = 5000; // a page comes twice a second; one of a job with frozen servers takes a second or two
   const EVENT_SIGN = { view: "changing", coordinator: "changing", fault: "warning" };
   let fabric = null, layout = null, page = null, chosenWay = null, offers = {}, layouts = [], drawn = "";
 
@@ -84,7 +90,8 @@
   }
 
   function troubles() {
-    const nothing = page.servers.length ? "Nothing: all parts work." : "Nothing is known yet.";
+    const none = page.ended ? "Nothing was known to be broken." : "Nothing: all parts work.";
+    const nothing = page.servers.length ? none : "Nothing is known yet.";
     list(at("troubles"), page.trouble.length ? page.trouble : [nothing], each => {
       if (each === nothing) return page.servers.length ? row("working", "working", nothing) : row("plain", "silent", nothing);
       const key = each.kind === "nic" ? `server:${each.part.split("/")[0]}` : `${each.kind}:${each.part}`;
@@ -180,7 +187,7 @@
         make("th", { scope: "row" }, name),
         make("td", {}, make("span", { class: `state ${state}` }, signOf(state), state), why ? make("div", { class: "hint" }, why) : ""),
         make("td", { class: "number rate" }, sent), make("td", { class: "number rate" }, received)));
-      return make("table", {}, make("thead", {}, head), make("tbody", {}, ...lines));
+      return make("table", { "aria-labelledby": "part-title" }, make("thead", {}, head), make("tbody", {}, ...lines));
     });
     faults([["server", String(server.server), "Server"], ...server.nics.map(nic => ["nic", `${server.server}/${nic.level}`, `NIC ${server.server}/${nic.level}`])]);
   }
@@ -254,14 +261,21 @@
     part();
   }
 
-  let lost = 0;
-  function lostSince() {
+  let heard = Date.now();
+
+  /** Say that what is shown is old, and since when. */
+  function old() {
     if (page && page.ended) return;
-    lost = lost || Date.now();
-    const gone = stream.readyState === EventSource.CLOSED;
+    const since = new Date(page ? page.now_s * 1000 : heard).toTimeString().slice(0, 8);
     document.body.classList.add("stale");
     at("connection").hidden = false;
-    write(at("connection"), `No word from the launcher since ${new Date(lost).toTimeString().slice(0, 8)}: what is shown is old. ${gone ? "Load the page again." : "Trying again …"}`);
+    write(at("connection"), `No word from the launcher since ${since}: what is shown is old. ${SILENCE[stream.readyState]}`);
+  }
+
+  function hear() {
+    heard = Date.now();
+    at("connection").hidden = true;
+    document.body.classList.remove("stale");
   }
 
   const stream = new EventSource(`/api/events?token=${encodeURIComponent(token)}`);
@@ -277,13 +291,13 @@
     }
   });
   stream.addEventListener("history", event => history(JSON.parse(event.data)));
-  stream.addEventListener("page", event => show(JSON.parse(event.data)));
-  stream.addEventListener("open", () => {
-    lost = 0;
-    at("connection").hidden = true;
-    document.body.classList.remove("stale");
+  stream.addEventListener("page", event => {
+    const next = JSON.parse(event.data);
+    if (!page || next.now_s !== page.now_s) hear(); // a stream that is opened again begins with what it had
+    show(next);
   });
-  stream.addEventListener("error", lostSince);
+  stream.addEventListener("error", old);
+  setInterval(() => Date.now() - heard >= OLD_MS && old(), 1000); // a stopped launcher, or tunnel, gives no error
 
   /** Draw the layout that fits, anew if it is another one than before. */
   function fit() {
