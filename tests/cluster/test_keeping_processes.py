@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from jobs import launch, wait_for
 
@@ -197,6 +198,22 @@ def test_a_command_that_is_asked_to_end_leaves_a_checkpoint(tmp_path: Path, numb
     (script := tmp_path / "endless.py").write_text(ENDLESS)
     assert killed_command(tmp_path / "kept", script, number, send) in (1, 143)
     assert newest_whole(Folder(str(tmp_path / "kept"))).steps >= 6
+
+
+def test_a_second_interrupt_ends_a_job_whose_servers_do_not_leave(tmp_path: Path) -> None:
+    """They are waited for 60 s after the first one."""
+    (script := tmp_path / "stuck.py").write_text("import time\n" + ENDLESS + "            time.sleep(1000)\n")
+    command = [sys.executable, "-m", "bml", "run", str(script), "--launcher", "processes", "--fabric", FABRIC]
+    command += ["--checkpoint", str(tmp_path / "kept")]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == 4)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert any("interrupt again to end it" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 1
+        assert psutil.wait_procs(family, timeout=30)[1] == []
 
 
 def counted(session: Any) -> float:

@@ -181,6 +181,25 @@ def test_a_silent_nic_changes_the_way_but_not_the_members() -> None:
     assert last.reason == "NIC 2/0 is silent towards 0 and 1"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.0, 0.03, 0.07])
+@pytest.mark.parametrize(
+    "mishap", [("silent", (2, 0), FOREVER), ("switch", (1, 2), FOREVER), ("freeze", (4,), 3.0)]
+)
+def test_silence_is_noticed_within_a_quarter_more_than_detect_s(
+    mishap: tuple[str, tuple[int, ...], float], after_s: float
+) -> None:
+    """It begins anywhere between two heartbeats, and the gap between two commits has the view in it."""
+    kind, target, for_s = mishap
+    simulation = simulate("bcube:3x2", Mishap(kind, target, at("commit", 22, after_s), for_s), steps=16)
+    noticed_s = 1.25 * Settings().detect_s
+    assert simulation.machines[0].core.views[1].view.noticed_s <= noticed_s + 1e-6
+    first = [min(times) for _, times in sorted(simulation.history.commit_at_s.items())]
+    assert (
+        Settings().detect_s / 2 < max(after - before for before, after in pairwise(first)) < noticed_s + 0.1
+    )
+
+
 def test_a_dead_switch_is_named() -> None:
     simulation = simulate("bcube:3x2", Mishap("switch", (1, 2), at("commit", 10), FOREVER))
     assert done(simulation) == list(range(9))

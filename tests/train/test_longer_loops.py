@@ -45,7 +45,7 @@ def train(*epochs: int, n_steps: int = 1, seed: int = 0) -> Callable[[Any], Any]
 
 
 def ends_of(
-    function: Callable[[Any], Any], memory: Memory, job: str, dies_after: int | None = None
+    function: Callable[[Any], Any], memory: Memory, job: str, dies_after: int | None = None, every: int = 1
 ) -> dict[int, Any]:
     """What each server returned or raised; it goes on from the newest whole checkpoint, if there is one."""
     found: dict[int, Any] = {}
@@ -58,7 +58,7 @@ def ends_of(
     def begin(session: Any) -> None:
         if key is not None:
             session.resume(Resumed(key, read(memory, key)))
-        session.checkpoint(memory, every=1, keep=1)
+        session.checkpoint(memory, every=every, keep=1)
 
     group = run(function, range(2), Faults(ends_after=dies_after), note, begin, job)
     assert not group.violations
@@ -131,3 +131,10 @@ def test_a_loop_that_was_over_cannot_be_made_longer(other: Any, says: str) -> No
     assert all(isinstance(end, UsageError) for end in ends.values())
     with pytest.raises(UsageError, match=says):
         raise ends[0]
+
+
+@pytest.mark.parametrize("dies_after", range(10, 26))
+def test_the_newest_whole_checkpoint_is_never_older_than_two_intervals(dies_after: int) -> None:
+    every, memory = 4, Memory({})
+    ends_of(train(10), memory, "first", dies_after, every)
+    assert dies_after - 2 * every <= newest_whole(memory).steps <= dies_after
