@@ -18,10 +18,10 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from bml.cli.output import current, text_of_end
+from bml.cli.output import current
 from bml.cli.printed import check_writable, strict_json, write_file
 from bml.cli.recordings.kept import dumping, keep_recording
-from bml.cli.summary import summarise
+from bml.cli.summary import as_json_of, report_of, summarise
 from bml.cli.values import FiniteRange, ServerRange, TrafficClass, check_with
 from bml.cli.web.options import WithWeb, served, shown, web_options
 from bml.cluster.fleets.placement import Reservation
@@ -199,7 +199,9 @@ def run(
         result, failure = _outcome(
             train,
             page,
-            lambda found, ended: _shown(_write(report, "--report", _report(found, ended))),
+            lambda found, ended: _shown(
+                _write(report, "--report", strict_json(as_json_of(found, ended), indent=1))
+            ),
             fabric=fabric,
             faults=texts,
             resources=Reservation.parse(resources).amounts,
@@ -215,12 +217,12 @@ def run(
         # Files are written before the last line is shown, which may have to wait for a reader.
         lost = [
             *_write(trace, "--trace", strict_json(result.trace) if result and trace else None),
-            *_write(report, "--report", _report(result, failure)),
+            *_write(report, "--report", report_of(result, failure)),
             *([f"Error: --record: {result.recording_lost}"] if result and result.recording_lost else []),
         ]
     kept = keep_recording(result, failure, record)
     if as_json:
-        current().answer(_whole(result, failure))
+        current().answer(as_json_of(result, failure))
     elif result is not None and failure is None:
         summarise(result, console)
     never_struck = result.never_struck if result is not None else {}
@@ -233,18 +235,6 @@ def run(
         raise failure
     if lost:
         raise click.exceptions.Exit(1)
-
-
-def _whole(result: Result | None, failure: BaseException | None) -> dict[str, Any]:
-    """Return the report, the values of the training functions, and the error with which the job ended."""
-    whole = {} if result is None else {**result.report, "values": result.values}
-    if failure is not None:
-        whole["error"] = {"kind": type(failure).__name__, "text": text_of_end(failure)}
-    return whole
-
-
-def _report(result: Result | None, failure: BaseException | None) -> str:
-    return strict_json(_whole(result, failure), indent=1)
 
 
 def _write(path: Path | None, option: str, text: str | None) -> Iterator[str]:

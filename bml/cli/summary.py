@@ -1,4 +1,4 @@
-"""What `bml run` prints at the end of a job: views, lost servers, throughput, ledger and parameters."""
+"""What `bml run` says at the end of a job: views, lost servers, throughput, ledger and parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bml.cli.printed import in_words, size_lines
+from bml.cli.output import text_of_end
+from bml.cli.printed import in_words, size_lines, strict_json
 from bml.cluster.launcher.result import Result
 from bml.predict.words import milliseconds
 
@@ -29,6 +30,19 @@ def summarise(result: Result, console: Console) -> None:
     if isinstance(result.value, dict):
         shown = ", ".join(f"{in_words(key)} {_short(value)}" for key, value in result.value.items())
         console.print(f"result: {shown}", highlight=False, markup=False)
+
+
+def as_json_of(result: Result | None, failure: BaseException | None) -> dict[str, Any]:
+    """Return the report, the values of the training functions, and the error with which the job ended."""
+    whole = {} if result is None else {**result.report, "values": result.values}
+    if failure is not None:
+        whole["error"] = {"kind": type(failure).__name__, "text": text_of_end(failure)}
+    return whole
+
+
+def report_of(result: Result | None, failure: BaseException | None) -> str:
+    """Return the text of the file of `--report`."""
+    return strict_json(as_json_of(result, failure), indent=1)
 
 
 def _short(value: Any) -> str:

@@ -129,6 +129,12 @@ class Result:
         """The trace (`launch` with `trace`) for Perfetto, ready for JSON. Empty without `trace`."""
         return merged(report.trace for report in self.reports.values() if report.trace is not None)
 
+    def check(self) -> None:
+        """Raise the error that ended the job, if one did; it has this result."""
+        if (failure := self.failure()) is not None:
+            failure.result = self  # type: ignore[attr-defined]
+            raise failure
+
     def failure(self) -> BmlError | None:
         """Return the error that ended the job, None if it ended well."""
         for server, report in self._by("failed").items():

@@ -225,10 +225,7 @@ class Job:
         if error is not None:
             raise error
         outcomes.tell(self._result)
-        failure = self._result.failure()
-        if failure is not None:
-            failure.result = self._result  # type: ignore[attr-defined]
-            raise failure
+        self._result.check()
         return self._result
 
     def leave(self) -> None:
