@@ -225,10 +225,9 @@ def run(
         current().answer(as_json_of(result, failure))
     elif result is not None and failure is None:
         summarise(result, console)
-    never_struck = result.never_struck if result is not None else {}
+    never_struck = {} if result is None else result.never_struck
     _shown([*(f"the fault {each} never struck: {why}" for each, why in never_struck.items()), *lost])
-    if kept:
-        click.echo(kept, err=True)
+    _shown([kept] if kept else [])
     if failure is not None:
         if result is not None and has_checkpoints(unchanged["checkpoint"]):
             click.echo(f"checkpoints are in {unchanged['checkpoint']}: --resume goes on from there", err=True)
