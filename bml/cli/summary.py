@@ -17,8 +17,9 @@ def summarise(result: Result, console: Console) -> None:
     """Print the end of a job that ended well."""
     report = result.report
     console.print(_view_table(report["views"]))
-    for server, why in report["dead"].items():
-        console.print(f"lost server {server}: {why}", highlight=False, markup=False)
+    for how, gone in (("lost server", report["dead"]), ("server that left", report["left"])):
+        for server, why in gone.items():
+            console.print(f"{how} {server}: {why}", highlight=False, markup=False)
     console.print(f"steps committed: {report['steps']}", highlight=False)
     for line in size_lines(report["sizes"]):
         console.print(line, highlight=False, markup=False)

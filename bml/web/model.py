@@ -42,7 +42,8 @@ class Detour:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything on the page that changes often. `mood`: starting, fine, hurt, changing, well or failed."""
+    """Everything on the page that changes often. `mood`: starting, fine, hurt, changing, well,
+    ended (it was asked to) or failed."""
 
     job: str
     mood: str
@@ -123,9 +124,15 @@ def starting(job: str, text: str) -> Page:
 def ended(before: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
     """Make the last page of a job from the page before, and from how it ended (see Job.outcome)."""
     well = bool(outcome["ended_well"])
-    end = f"The job has ended well: {outcome['text']}." if well else f"The job has failed: {outcome['text']}"
+    mood = "well" if well else "ended" if outcome.get("interrupted") else "failed"
+    said = {
+        "well": "The job has ended well: {}.",
+        "ended": "The job was ended: {}",
+        "failed": "The job has failed: {}",
+    }
     step = max(int(before["step"]), int(outcome.get("steps", 0)))
-    over = {"ended": True, "mood": "well" if well else "failed", "headline": end, "step": step}
+    end = "The job " + said[mood].format(outcome["text"])
+    over = {"ended": True, "mood": mood, "headline": end, "step": step}
     return {**before, **over, "phase": "", "steps_per_s": None, "predicted": []}
 
 
