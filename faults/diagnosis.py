@@ -44,12 +44,13 @@ COMPARED_SETS = 64
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The evidence of a coordinator: servers proven dead (server → why) and the suspicions that stand.
+    """The evidence of a coordinator: servers that are gone, and the suspicions that stand.
 
-    Proof is an exited process or a refused connection, not silence.
+    `gone`: server → what is known of it, in words that follow "server 4": "is dead: …", after an exited
+    process or a refused connection, "leaves: …", or "did not appear". Silence is a suspicion.
     """
 
-    dead: Mapping[int, str] = field(default_factory=dict)
+    gone: Mapping[int, str] = field(default_factory=dict)
     suspicions: tuple[Suspicion, ...] = ()
 
 
@@ -124,11 +125,11 @@ def _check(fabric: Fabric, one: Suspicion) -> None:
 
 
 def _certain(fabric: Fabric, evidence: Evidence) -> dict[Failure, str]:
-    """Failures that need no search: servers proven dead or without an answer, NICs that report themselves."""
+    """Failures that need no search: servers gone or without an answer, NICs that report themselves."""
     found: dict[Failure, str] = {}
-    for server, why in sorted(evidence.dead.items()):
+    for server, what in sorted(evidence.gone.items()):
         if fabric.server_alive(server):
-            found[ServerFailure(server)] = f"server {server} is dead: {why}"
+            found[ServerFailure(server)] = f"server {server} {what}"
     for one in evidence.suspicions:
         if one.kind == "no-answer" and one.level < 0 and fabric.server_alive(one.peer):
             found.setdefault(ServerFailure(one.peer), f"server {one.peer} does not answer: {one.why}")

@@ -78,7 +78,7 @@ def _show(now: dict[str, Any], console: Console) -> None:
         console.print(f"waiting: server {server} asks to join; it is let in at the next step boundary")
     if now.get("awaited"):
         console.print(f"to come: {_servers(now['awaited'])}")
-    console.print("broken: " + (", ".join(now.get("failures", [])) or "nothing"))
+    console.print("broken: " + (", ".join(_broken(now)) or "nothing"))
     for nic, rate in now.get("slow", {}).items():
         console.print(f"slow: NIC {nic} runs at {rate}, trees avoid it")
     for line in future_lines(now):
@@ -95,8 +95,17 @@ def _show(now: dict[str, Any], console: Console) -> None:
             console.print(f"server {server} suspects {each['peer']}/{each['level']}: {each['why']}")
     for line in _transport_lines(now["servers"]):
         console.print(line)
-    for server, why in now["lost"].items():
-        console.print(f"lost: server {server} ({why})")
+    for how in ("lost", "left"):
+        for server, why in now[how].items():
+            console.print(f"{how}: server {server} ({why})")
+    if now["absent"]:
+        console.print(f"never started: {_servers(now['absent'])}")
+
+
+def _broken(now: dict[str, Any]) -> list[str]:
+    """Return what is broken: not the servers that left, never came, are to come, or have ended."""
+    well = {f"server:{each}" for key in ("left", "absent", "awaited", "ended") for each in now[key]}
+    return [each for each in now.get("failures", []) if each not in well]
 
 
 def _sizes(servers: dict[str, Any]) -> dict[str, Any]:

@@ -14,13 +14,29 @@ from bml.cli.printed import in_words, size_lines, strict_json
 from bml.cluster.launcher.result import Result
 from bml.predict.words import milliseconds
 
+_WIDE = 120
+"""On fewer columns a table would cut its heads and numbers, and wrap a reason many times."""
+_TIMES = {
+    "noticed_s": "noticed in",
+    "recover_s": "recovered in",
+    "measured_s": "a step",
+    "predicted_s": "predicted",
+}
+"""The times of a view in its report, and their names; a time of 0 is not known."""
+
 
 def summarise(result: Result, console: Console) -> None:
     """Print the end of a job that ended well."""
     report = result.report
-    console.print(_view_table(report["views"]))
+    if console.width >= _WIDE:
+        console.print(_view_table(report["views"]))
+    else:
+        for line in _view_lines(report["views"]):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     for server, why in report["dead"].items():
         console.print(f"lost server {server}: {why}", highlight=False, markup=False)
+    for server, why in report["left"].items():
+        console.print(f"server {server} left: {why}", highlight=False, markup=False)
     console.print(f"steps committed: {report['steps']}", highlight=False)
     for line in size_lines(report["sizes"]):
         console.print(line, highlight=False, markup=False)
@@ -71,15 +87,21 @@ def _ledger_lines(samples: dict[str, Any] | None) -> Iterator[str]:
             yield f"ledger: {loop['loop']}: {loop['end']}, {left} samples of its batches left out"
 
 
+def _view_lines(views: list[dict[str, Any]]) -> Iterator[str]:
+    """A line or two for each view."""
+    for view in views:
+        n_servers, commit = len(view["members"]), view["commit"]
+        yield f"view {view['epoch']}: {n_servers} servers, after step {commit} ({view['reason']})"
+        if known := [f"{what} {milliseconds(view[key])}" for key, what in _TIMES.items() if view[key]]:
+            yield f"  {', '.join(known)}"
+
+
 def _view_table(views: list[dict[str, Any]]) -> Table:
     table = Table(
         "view",
         "servers",
         "after step",
-        "noticed in",
-        "recovered in",
-        "a step",
-        "predicted",
+        *_TIMES.values(),
         "reason",
         title="views",
     )
@@ -88,14 +110,7 @@ def _view_table(views: list[dict[str, Any]]) -> Table:
             str(view["epoch"]),
             str(len(view["members"])),
             str(view["commit"]),
-            _milliseconds(view["noticed_s"] or None),
-            _milliseconds(view["recover_s"]),
-            _milliseconds(view["measured_s"]),
-            _milliseconds(view["predicted_s"]),
+            *(milliseconds(view[key]) if view[key] else "-" for key in _TIMES),
             escape(view["reason"]),
         )
     return table
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else milliseconds(seconds)

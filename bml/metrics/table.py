@@ -177,8 +177,9 @@ TABLE: tuple[Metric, ...] = (
         "the launcher", ("server",), of_servers=False,
     ),
     Metric(
-        "bml_servers_lost", "gauge", "servers", "Servers that are lost and not back.", "the launcher",
-        of_servers=False,
+        "bml_servers_lost", "gauge", "servers",
+        "Servers that are lost and not back; those that left are not lost.",
+        "the launcher", of_servers=False,
     ),
     Metric(
         "bml_spares", "gauge", "processes", "Spares that wait for the place of a lost server.",

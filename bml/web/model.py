@@ -43,9 +43,10 @@ class Detour:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything on the page that changes often. `mood`: starting, fine, hurt, changing, well or failed.
+    """Everything on the page that changes often.
 
-    `now_s`: when the launcher said so. It differs from page to page, by which a browser knows what is new.
+    `mood`: starting, fine, hurt, changing, well, ended (it was asked to) or failed. `now_s`: when the
+    launcher said so. It differs from page to page, by which a browser knows what is new.
     """
 
     job: str
@@ -131,9 +132,14 @@ def ended(before: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
     those of the runtime with them. Of one that failed, those that reported may know less than the page does.
     """
     well = bool(outcome["ended_well"])
-    end = f"The job has ended well: {outcome['text']}." if well else f"The job has failed: {outcome['text']}"
+    mood = "well" if well else "ended" if outcome.get("interrupted") else "failed"
+    said = {
+        "well": "The job has ended well: {}.",
+        "ended": "The job was ended: {}",
+        "failed": "The job has failed: {}",
+    }
     step = int(outcome["steps"]) if well else max(int(before["step"]), int(outcome.get("steps", 0)))
-    over = {"ended": True, "mood": "well" if well else "failed", "headline": end, "step": step}
+    over = {"ended": True, "mood": mood, "headline": said[mood].format(outcome["text"]), "step": step}
     return {**before, **over, "phase": "", "steps_per_s": None, "predicted": []}
 
 

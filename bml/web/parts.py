@@ -56,10 +56,13 @@ class Parts:
         self.failures: list[Failure] = [parse_failure(each) for each in status.get("failures", [])]
         self.answers = by_number(status.get("servers", {}))
         self.lost = by_number(status.get("lost", {}))
+        self.left = by_number(status.get("left", {}))
         self.ended = by_number(status.get("ended", {}))
         self._learners = set(status.get("learners", []))
         self._waiting = set(status.get("waiting", []))
         self._awaited = set(status.get("awaited", []))
+        self._absent = set(status.get("absent", []))
+        self._runs = bool(status.get("running", True))
         self._slow: dict[str, str] = dict(status.get("slow", {}))
         self._dead = {each.server for each in self.failures if isinstance(each, ServerFailure)}
         self._links = {each for each in self.failures if isinstance(each, LinkFailure)}
@@ -103,16 +106,24 @@ class Parts:
     def _state(self, server: int, answer: dict[str, Any]) -> tuple[State, str]:
         if server in self.ended:
             return "ended", f"it has ended: {self.ended[server]}"
-        if server in self._learners:
+        if self._runs and server in self._learners:
             return "joining", "it follows the steps while the training state is sent to it"
-        if server in self._waiting:
+        if self._runs and server in self._waiting:
             return "joining", "it asks to join, and is let in at the next step boundary"
+        if self._runs and server in self._awaited:
+            return "joining", "it is still to come"
         if server in self.lost:
             return "dead", _OUT.sub("", str(self.lost[server]))
+        if server in self.left:
+            return "absent", _OUT.sub("", str(self.left[server]))
+        if server in self._absent:
+            return "absent", "it has not been started"
+        if not self._runs:
+            return "ended", "it ended with the job"
+        if answer.get("answers", bool(answer)) and self.epoch and server not in self.members:
+            return "absent", "it runs, and is not in the view"
         if server in self._dead:
             return "dead", "it is not in the view any more"
-        if server in self._awaited:
-            return "joining", "it is still to come"
         if self.epoch and server not in self.members:
             return "absent", "it has not been started"
         if answer.get("answers") is False:

@@ -102,9 +102,10 @@ class ServedPage:
         self._end(lambda page: model.left(page, text), asks=False)
 
     def fail(self, error: BaseException) -> None:
-        """Show for good that this error has ended the job; what comes later changes nothing."""
-        text = str(error) if isinstance(error, BmlError) else "it was interrupted"
-        outcome = {"ended_well": False, "kind": type(error).__name__, "text": text, "steps": 0}
+        """Show for good that this error or interrupt has ended the job; what comes later changes nothing."""
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+        text = "it was interrupted" if interrupted else str(error) or type(error).__name__
+        outcome = {"ended_well": False, "interrupted": interrupted, "text": text}
         self._end(lambda page: model.ended(page, outcome), asks=False)
 
     def _end(self, last: Callable[[dict[str, Any]], dict[str, Any]], asks: bool = True) -> None:

@@ -114,7 +114,7 @@ class Churn:
 
     def _act(self, job: bml.Job) -> None:
         members = job._snapshot["members"]
-        missing = sorted(set(range(N_SERVERS)) - set(members) | set(job._result.dead))
+        missing = sorted(set(range(N_SERVERS)) - set(members) | set(job._result.gone))
         present = sorted(set(members) - set(missing))
         if missing and (self._chance.random() < 0.6 or len(present) <= FEWEST):
             spec = f"join:{self._chance.choice(missing)}"

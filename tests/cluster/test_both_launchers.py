@@ -41,7 +41,7 @@ def main():
         assert two.wait(60)
         open(STOP, "w").close()
         result = job.wait(60)
-    found["left"] = [sorted(result.values), result.dead[2], result.report["views"][-1]["reason"]]
+    found["left"] = [sorted(result.values), result.left[2], result.report["views"][-1]["reason"]]
     print(json.dumps(found))
 
 
@@ -57,5 +57,5 @@ def test_arguments_modules_and_notices_of_preemption(launcher: str, tmp_path: Pa
     assert found["arguments"] == [launcher, str(tmp_path), 7]
     survivors, why, reason = found["left"]
     assert survivors == [0, 1]
-    assert "it leaves: it got SIGTERM" in why
-    assert "it leaves: it got SIGTERM" in reason
+    assert "leaves: it got SIGTERM" in why
+    assert "leaves: it got SIGTERM" in reason

@@ -97,7 +97,7 @@ def test_a_server_that_imports_for_too_long_is_named_as_soon_as_it_answers() -> 
         assert imports is None
         session.barrier()
 
-    with pytest.raises(StartError, match=r"cannot start: server \d \(did not appear\)"):
+    with pytest.raises(StartError, match=r"cannot start: server \d did not appear"):
         jobs.launch(train, "bcube:2x1", start_s=3.0, detect_s=0.2)
 
 
@@ -146,7 +146,7 @@ def test_the_phase_decides_what_of_the_step_is_left() -> None:
 
 def test_a_server_killed_at_start_up_is_named_unless_fewer_are_enough() -> None:
     with pytest.raises(
-        StartError, match=r"cannot start: server 4 \(its process (was killed by signal 9|is gone)"
+        StartError, match=r"cannot start: server 4 is dead: its process (was killed by signal 9|is gone)"
     ):
         jobs.launch(jobs.descend, faults=["kill:4@phase=start"])
     result = jobs.launch(jobs.descend, faults=["kill:4@phase=start"], min_servers=8)

@@ -82,8 +82,9 @@ def test_a_job_begins_with_six_servers_grows_to_nine_and_shrinks_to_five() -> No
     assert contributors[0] == 6
     assert report["views"][0]["failures"] == ["server:6", "server:7", "server:8"]
     assert sorted(result.values) == [0, 1, 2, 3, 4]
-    assert sorted(report["dead"]) == [5, 6, 7, 8]
-    assert all("it got SIGTERM" in why for why in report["dead"].values())
+    assert report["dead"] == {}
+    assert sorted(report["left"]) == [5, 6, 7, 8]
+    assert all("it got SIGTERM" in why for why in report["left"].values())
     assert len(set(report["digests"].values())) == 1, "they hold different bits"
     assert report["samples"]["complete"], "a sample was used never, or twice"
     np.testing.assert_allclose(result.value, jobs.reference(EPOCHS), rtol=1e-4, atol=1e-5)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bml.cluster.fleets.fleet import Changed, Died, NotInjected
+from bml.cluster.fleets.fleet import Changed, Died, NotInjected, Reported
 from bml.cluster.launcher.history import MOST_EVENTS, MOST_VIEWS, History
+from bml.cluster.spec.job import ServerReport
+from bml.cluster.spec.leaving import LEFT
 
 
 def snapshot(**other: Any) -> dict[str, Any]:
@@ -54,8 +56,11 @@ def test_deaths_and_joiners_and_faults() -> None:
     history.heard(NotInjected("cut:4/0@t=1s", "it is gone"), 1.0)
     history.heard(Changed(snapshot(waiting=[4])), 2.0)
     history.note("fault", "injected: kill:4", 3.0)
+    report = ServerReport(2, "stopped", None, "it got SIGTERM", LEFT, "", "", None, [], {})
+    history.heard(Reported(report), 3.0)
     kinds = [kind for kind, _ in texts(history)]
-    assert kinds == ["lost", "fault", "joining", "view", "fault"]
+    assert kinds == ["lost", "fault", "joining", "view", "fault", "left"]
+    assert texts(history)[-1][1] == "server 2: it got SIGTERM"
     assert texts(history)[0][1] == "server 4: its process was killed by signal 9"
 
 

@@ -83,7 +83,7 @@ def test_the_lowest_server_leaves_on_notice_and_comes_again(transport: str) -> N
     check(result, (0,))
     gone = result.report["views"][1]
     assert gone["commit"] == 20, "it finished its step, and brought nothing to the next"
-    assert "it leaves" in gone["reason"]
+    assert "leaves" in gone["reason"]
 
 
 def test_a_job_grows_by_a_server_that_was_absent() -> None:
@@ -138,7 +138,7 @@ def test_sigterm_is_the_notice_of_preemption(tmp_path: Path) -> None:
         result = job.wait(60)
     check(result, ())
     assert sorted(result.values) == [0, 1, 3]
-    assert "it leaves: it got SIGTERM" in result.dead[2]
+    assert "leaves: it got SIGTERM" in result.left[2]
     assert all("silent" not in view["reason"] for view in result.report["views"])
 
 

@@ -253,7 +253,7 @@ def check_struck(cell: Cell, result: bml.Result, seen: jobs.Seen) -> None:
             stood_s = max(each["step_max_s"] for each in result.report["metrics"].values())
             assert noticed or stood_s > 0.9 * FROZEN_S, "it was not frozen"
         case "kill" | "exit" | "leave" if cell.part:
-            assert cell.server in result.dead, "it did not go"
+            assert cell.server in result.gone, "it did not go"
         case "coordinator" | "freeze:coordinator" if cell.phase != "shutdown":
             assert seen.terms[:2] == [1, 2], "the coordinator was not replaced"
         case "blackhole" | "cut" | "switch" if cell.phase != "shutdown":

@@ -69,7 +69,7 @@ def test_ten_jobs_with_random_faults_replay_to_bit_equal_states(seed: int, tmp_p
     told = replayed(recording)
     assert {*result.values} <= told.recorded, befell
     members = {server for seen in told.views.values() for server in seen[0].record.view.members}
-    lost = [each for each in result.dead if each in members and each not in result.values]
+    lost = [each for each in result.gone if each in members and each not in result.values]
     for server in lost:
         lines = explain(told, f"server:{server}")
         assert len(lines) <= 20

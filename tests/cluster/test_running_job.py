@@ -184,6 +184,8 @@ def test_a_job_that_is_left_early_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(FabricError, match=r"still runs after 0\.1 s"):
             job.wait(0.1)
     assert not job.running
+    assert job.outcome()["interrupted"]
+    assert job.status()["servers"] == {}, "none is silent after the end"
     assert (jobs.children(), jobs.descriptors()) == (children, descriptors)
     wait_for(lambda: threading.active_count() <= threads)  # one has closed the job, and ends by itself
 
@@ -271,11 +273,27 @@ def test_doctor() -> None:
     assert command("doctor", "--detect-s", "0").returncode == 2
 
 
-def test_status_names_who_joins(capsys: pytest.CaptureFixture[str]) -> None:
+def shown(capsys: pytest.CaptureFixture[str], **other: Any) -> str:
+    """What `bml status` prints of a job on bcube:2x2 of which this is known."""
     now = {"job": "j", "fabric": "bcube:2x2", "algorithm": "auto", "launcher": "processes", "emulated": None}
-    shown = {"learners": [2], "waiting": [3], "members": [0, 1, 2], "servers": {}, "lost": {}}
-    _show({**now, **shown}, Console(markup=False, width=200))
-    text = capsys.readouterr().out
+    gone = {"lost": {}, "left": {}, "ended": {}, "absent": [], "awaited": []}
+    _show({**now, **gone, "servers": {}, **other}, Console(markup=False, width=200))
+    return capsys.readouterr().out
+
+
+def test_status_calls_nothing_broken_that_left_never_came_or_is_to_come(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failures = ["link:0/1", *(f"server:{server}" for server in range(4))]
+    text = shown(capsys, failures=failures, left={1: "SIGTERM"}, absent=[2], awaited=[3], lost={0: "killed"})
+    assert "broken: link:0/1, server:0\n" in text
+    assert "lost: server 0 (killed)\nleft: server 1 (SIGTERM)\n" in text
+    assert "never started: server 2" in text
+    assert "to come: server 3" in text
+
+
+def test_status_names_who_joins(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, learners=[2], waiting=[3], members=[0, 1, 2])
     assert "learner: server 2 follows the steps" in text
     assert "waiting: server 3 asks to join" in text
 

@@ -178,7 +178,7 @@ def test_an_accused_server_is_blamed_before_its_accuser() -> None:
 
 def test_the_dead_explain_what_is_said_about_them() -> None:
     suspicions = [*caused_by(FABRIC, "server:4"), *caused_by(FABRIC, "link:2/0"), suspect(4, 3, 0, "reset")]
-    found = diagnose(FABRIC, Evidence({4: "process exited with -9"}, tuple(suspicions)))
+    found = diagnose(FABRIC, Evidence({4: "is dead: process exited with -9"}, tuple(suspicions)))
     assert found.failures == (ServerFailure(4), LinkFailure(2, 0))
     assert found.reason == ("server 4 is dead: process exited with -9; NIC 2/0 is silent towards 0 and 1")
 
@@ -204,7 +204,7 @@ def test_resets_are_named_as_such() -> None:
 def test_what_is_known_dead_is_not_repeated() -> None:
     fabric = FABRIC.without("link:4/0", "server:8")
     said = (suspect(3, 4, 0), suspect(4, 5, 0), suspect(6, 8, 0), suspect(4, 4, 0, "own-nic"))
-    assert diagnose(fabric, Evidence({8: "gone"}, said)) == Diagnosis((), "")
+    assert diagnose(fabric, Evidence({8: "is dead: gone"}, said)) == Diagnosis((), "")
     assert diagnose(FABRIC, Evidence()) == Diagnosis((), "")
 
 

@@ -15,8 +15,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import bml
+from bml.cluster.fleets.fleet import NoSpares
 from bml.cluster.launcher import metrics
 from bml.cluster.launcher.metrics import Endpoint, Facts, address_of, families
+from bml.cluster.launcher.newcomers import Newcomers
+from bml.cluster.launcher.result import Result
+from bml.cluster.spec.job import JobSpec
 from bml.metrics.samples import Distribution, Sample
 from bml.metrics.table import METRICS
 from bml.topology.errors import FabricError, UsageError
@@ -70,22 +74,28 @@ class Servers:
         return {server: {"samples": samples} for server, samples in self.answers.items()}
 
 
-def result(*servers: int, dead: tuple[int, ...] = ()) -> Any:
-    return SimpleNamespace(
-        spec=SimpleNamespace(job="one", servers=servers), dead=dict.fromkeys(dead, "why"), reports={}
-    )
+def result(*servers: int, dead: tuple[int, ...] = (), left: tuple[int, ...] = ()) -> Result:
+    found = Result(JobSpec("bcube:3x2", job="one", absent=tuple({*range(9)} - {*servers})))
+    found.dead, found.left = dict.fromkeys(dead, "why"), dict.fromkeys(left, "why")
+    return found
 
 
-NEWCOMERS: Any = SimpleNamespace(incarnations={})
+def newcomers(result: Result) -> Newcomers:
+    """Server 5 is being started."""
+    found = Newcomers(lambda *_: None, NoSpares(), result, lambda _: False, lambda: False)
+    found.incarnations[5] = 1
+    found._joining.coming.add(5)
+    return found
 
 
 def test_it_serves_what_servers_say_and_closes() -> None:
+    job = result(0, 1, 4, 6, dead=(4,), left=(6,))
     fleet: Any = Servers({0: [Sample("bml_steps_total", (), 7), Sample("bml_view_epoch", (), 2)]})
     endpoint = Endpoint(("127.0.0.1", 0))
     try:
         assert endpoint.url.startswith("http://127.0.0.1:")
         assert read(endpoint.url) == {}, "no job yet"
-        endpoint.serve(fleet, result(0, 1, 4, dead=(4,)), NEWCOMERS)
+        endpoint.serve(fleet, job, newcomers(job))
         found = read(endpoint.url)
         for _ in range(20):
             assert read(endpoint.url) == found
@@ -93,26 +103,27 @@ def test_it_serves_what_servers_say_and_closes() -> None:
     finally:
         endpoint.close()
         endpoint.close()
-    job = ("job", "one")
+    name = ("job", "one")
     assert found == {
-        ("bml_steps_total", job, ("server", "0")): 7,
-        ("bml_view_epoch", job, ("server", "0")): 2,
-        ("bml_server_answers", job, ("server", "0")): 1,
-        ("bml_server_answers", job, ("server", "1")): 0,
-        ("bml_servers_lost", job): 1,
-        ("bml_spares", job): 2,
+        ("bml_steps_total", name, ("server", "0")): 7,
+        ("bml_view_epoch", name, ("server", "0")): 2,
+        ("bml_server_answers", name, ("server", "0")): 1,
+        ("bml_server_answers", name, ("server", "1")): 0,
+        ("bml_servers_lost", name): 1,
+        ("bml_spares", name): 2,
     }
     with pytest.raises(urllib.error.URLError):
         read(endpoint.url)
 
 
 def test_a_server_that_cannot_say_its_counts_does_not_answer() -> None:
+    job = result(0, 1)
     fleet: Any = Servers({0: [Sample("bml_steps_total", (), 7)]})
     ask = fleet.ask
     fleet.ask = lambda *question: {**ask(*question), 1: {"error": "KeyError: 1000"}}
     endpoint = Endpoint(("127.0.0.1", 0))
     try:
-        endpoint.serve(fleet, result(0, 1), NEWCOMERS)
+        endpoint.serve(fleet, job, newcomers(job))
         found = read(endpoint.url)
     finally:
         endpoint.close()

@@ -165,7 +165,7 @@ def test_a_server_that_does_not_appear_is_named() -> None:
     driver.appear(0, 2)
     assert driver.tick(TIMES.start_s - 0.01) == []
     end = abort(driver.tick(0.02))
-    assert (end.kind, end.text) == ("start", "cannot start: server 1 (did not appear)")
+    assert (end.kind, end.text) == ("start", "cannot start: server 1 did not appear")
 
 
 def test_with_min_servers_it_starts_with_those_that_came() -> None:
@@ -238,6 +238,12 @@ def test_a_withdrawn_suspicion_changes_nothing() -> None:
     assert driver.tick(1.0) == []
     assert driver.core.suspicions == []
     assert driver.core.next_deadline(driver.now) == pytest.approx(driver.now + TIMES.heartbeat_s)
+
+
+def test_a_server_that_leaves_is_neither_dead_nor_suspected(steady: Driver) -> None:
+    steady.heard(2, msg.Leaves(2, "it got SIGTERM"))
+    assert steady.core.suspicions == []
+    assert message(msg.Freeze, steady.tick(0.0)).reason == "server 2 leaves: it got SIGTERM"
 
 
 def test_evidence_about_an_excluded_part_changes_nothing(steady: Driver) -> None:
@@ -326,7 +332,7 @@ def test_no_server_is_awaited_for_ever_because_its_heartbeats_come() -> None:
     driver.answer(0, 1, 2, 4, 5, 6, 7)
     done = driver.tick(MOST_PATIENT * TIMES.answer_s)
     assert posts(msg.Freeze, done) == [0, 1, 2, 4, 5, 6, 7]
-    assert message(msg.Freeze, done).reason.endswith("server 8 is dead: no answer within 2.25 s")
+    assert message(msg.Freeze, done).reason.endswith("server 8 gave no answer within 2.25 s")
 
 
 def test_a_server_that_is_suspected_after_its_time_is_given_up_at_once() -> None:
@@ -486,9 +492,9 @@ def test_a_server_that_cannot_be_called_is_gone_sooner_if_it_is_suspected(
     if suspected:
         steady.suspected(0, 2)
     assert steady.give(coord.Unreached(2, "cannot be reached", gone_after_s - 0.01)) == []
-    assert steady.core._findings.dead == {}
+    assert steady.core._findings.gone == {}
     steady.give(coord.Unreached(2, "cannot be reached", gone_after_s + 0.01))
-    assert steady.core._findings.dead == {2: "cannot be reached"}
+    assert steady.core._findings.gone == {2: "is dead: cannot be reached"}
 
 
 def test_before_the_first_view_a_server_that_cannot_be_called_may_still_import() -> None:
@@ -646,7 +652,7 @@ def test_a_takeover_waits_no_longer_than_a_connection_takes(
     assert new.tick(after_s - 0.01) == []
     done = new.tick(0.02)
     assert posts(msg.Freeze, done) == [0, 1]
-    assert message(msg.Freeze, done).reason == "server 2 is dead: did not appear"
+    assert message(msg.Freeze, done).reason == "server 2 did not appear"
 
 
 def test_a_takeover_has_lost_connections_made_again(steady: Driver) -> None:

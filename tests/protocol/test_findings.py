@@ -51,14 +51,14 @@ def test_the_time_to_detect_counts_from_the_first_silence(findings: Findings) ->
 
 
 def test_a_view_answers_evidence_about_the_parts_it_excludes_alone(findings: Findings) -> None:
-    findings.dead[2] = "killed"
+    findings.gone[2] = "is dead: killed"
     for message in (suspect(0, 2), suspect(0, 1)):
         findings.suspect(message)
         findings.note_suspicion(message, 20.0)
     findings.trusted.add((0, 1, 0))
     findings.healed = frozenset({"link:1/0"})
     findings.answered(view("server:2"), FABRIC.without("server:2"))
-    assert findings.dead == {}
+    assert findings.gone == {}
     assert findings.texts == ["0 does not hear 1"]
     assert (findings.trusted, findings.healed) == (set(), frozenset())
     findings.settle()
@@ -68,18 +68,18 @@ def test_a_view_answers_evidence_about_the_parts_it_excludes_alone(findings: Fin
     assert (findings.fresh, findings.act_at) == (False, None)
 
 
-@pytest.mark.parametrize("left", ["dead", "suspicion", "stale"])
+@pytest.mark.parametrize("left", ["gone", "suspicion", "stale"])
 def test_it_rests_when_nothing_is_left(findings: Findings, left: str) -> None:
     findings.note_proof(20.0)
-    if left == "dead":
-        findings.dead[1] = "killed"
+    if left == "gone":
+        findings.gone[1] = "is dead: killed"
     elif left == "suspicion":
         findings.suspect(suspect(0, 1))
     else:
         findings.stale.add(1)
     findings.settle()
     assert findings.fresh
-    findings.dead.clear()
+    findings.gone.clear()
     findings.stale.clear()
     findings.forget(lambda each: each.observer == 0)
     findings.settle()
@@ -87,15 +87,15 @@ def test_it_rests_when_nothing_is_left(findings: Findings, left: str) -> None:
 
 
 def test_only_parts_of_the_fabric_are_evidence(findings: Findings) -> None:
-    findings.dead.update({1: "killed", 2: "killed"})
+    findings.gone.update({1: "is dead: killed", 2: "killed"})
     for message in (suspect(0, 1), suspect(0, 2)):
         findings.suspect(message)
     evidence = findings.evidence(FABRIC.without("server:2"))
-    assert dict(evidence.dead) == {1: "killed"}
+    assert dict(evidence.gone) == {1: "is dead: killed"}
     assert [(each.observer, each.peer) for each in evidence.suspicions] == [(0, 1)]
 
 
-def test_deaths_outside_the_view_are_forgotten(findings: Findings) -> None:
-    findings.dead.update({1: "killed", 2: "killed"})
-    findings.forget_deaths((0, 1))
-    assert findings.dead == {1: "killed"}
+def test_servers_outside_the_view_are_forgotten(findings: Findings) -> None:
+    findings.gone.update({1: "is dead: killed", 2: "killed"})
+    findings.forget_gone((0, 1))
+    assert findings.gone == {1: "is dead: killed"}

@@ -46,6 +46,8 @@ def status(servers: dict[int, dict[str, Any]] | None = None, **other: Any) -> di
         "spares": 0,
         "ended": {},
         "lost": {},
+        "left": {},
+        "absent": [],
         "views": [],
         "events": [],
         "servers": {**{server: answer() for server in range(9)}, **(servers or {})},
@@ -64,7 +66,7 @@ def page(servers: dict[int, dict[str, Any]] | None = None, **other: Any) -> Page
 def without(*servers: int) -> dict[str, Any]:
     """A view and answers without these servers."""
     left = [server for server in range(9) if server not in servers]
-    return {"members": left, "servers": {server: answer() for server in left}}
+    return {"members": left, "servers": {server: {} for server in servers}}
 
 
 def test_a_job_that_is_well() -> None:
@@ -94,7 +96,11 @@ def test_a_dead_server_is_said_once_with_its_reason() -> None:
     [
         ({"learners": [4]}, "joining", "follows the steps"),
         ({"waiting": [4], "lost": {4: "it was killed"}}, "joining", "asks to join"),
-        ({"awaited": [4]}, "joining", "still to come"),
+        ({"awaited": [4], "failures": ["server:4"]}, "joining", "still to come"),
+        ({"absent": [4], "failures": ["server:4"]}, "absent", "not been started"),
+        ({"left": {4: "server 4 is out of view 2: server 4 leaves: SIGTERM"}}, "absent", "server 4 leaves"),
+        ({"left": {4: "it was drained"}, "awaited": [4]}, "joining", "still to come"),
+        ({"servers": {4: answer()}, "failures": ["server:4"]}, "absent", "it runs"),
         ({"failures": ["server:4"]}, "dead", "not in the view"),
         ({"ended": {4: "done"}}, "ended", "done"),
         ({}, "absent", "not been started"),
@@ -104,6 +110,12 @@ def test_states_of_a_server_that_is_out_of_the_view(other: dict[str, Any], state
     made = page(**{**without(4), **other}).servers[4]
     assert made.state == state
     assert words in made.why
+
+
+def test_of_a_job_that_is_over_no_server_is_silent_or_in_trouble() -> None:
+    made = page(running=False, servers={}, ended={0: "done"}, left={1: "it got SIGTERM"}, waiting=[2])
+    assert made.counts == {"absent": 1, "ended": 8}
+    assert made.trouble == []
 
 
 def test_a_server_that_does_not_answer_and_one_that_computes_slowly() -> None:
@@ -207,6 +219,9 @@ def test_the_end_keeps_what_was_known_and_says_how() -> None:
     assert (well["mood"], well["step"], well["ended"]) == ("well", 70, True)
     assert well["headline"] == "The job has ended well: 9 servers reached the end."
     assert well["servers"] == before["servers"]
+    asked = {"ended_well": False, "interrupted": True, "text": "it was interrupted", "kind": "SystemExit"}
+    over = model.ended(before, asked)
+    assert (over["mood"], over["headline"]) == ("ended", "The job was ended: it was interrupted")
     failed = model.ended(before, {"ended_well": False, "text": "TooFewServers", "kind": "X"})
     assert (failed["mood"], failed["headline"]) == ("failed", "The job has failed: TooFewServers")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from bml.cluster.fleets.fleet import Changed, Died, FleetEvent, NotInjected, Reported
 from bml.cluster.launcher.restarts import OUT
+from bml.cluster.spec.leaving import NOTICED
 
 MOST_VIEWS = 50
 MOST_EVENTS = 100
@@ -34,7 +35,7 @@ class History:
     def events(self) -> list[dict[str, Any]]:
         """The events: `at_s`, `kind` and `text`.
 
-        A `kind` is view, suspected, joining, coordinator, lost, fault or ended.
+        A `kind` is view, suspected, joining, coordinator, lost, left, fault or ended.
         """
         return list(self._events)
 
@@ -48,9 +49,10 @@ class History:
             case Changed(snapshot):
                 self.seen(snapshot, now_s)
             case Died(server, why):
-                self.note("lost", _lost(server, why), now_s)
+                self.note("lost", _gone(server, why), now_s)
             case Reported(report) if report.kind in OUT:
-                self.note("lost", _lost(report.server, report.error), now_s)
+                kind = "left" if report.kind in NOTICED else "lost"
+                self.note(kind, _gone(report.server, report.error), now_s)
             case Reported(report):
                 self.note("ended", f"server {report.server} has ended: {report.outcome}", now_s)
             case NotInjected(fault, why):
@@ -80,7 +82,7 @@ class History:
             self.note("view", text, now_s)
 
 
-def _lost(server: int, why: str) -> str:
+def _gone(server: int, why: str) -> str:
     return why if why.startswith(f"server {server} ") else f"server {server}: {why}"
 
 

@@ -139,12 +139,11 @@ class Endpoint:
 
 def _ask(fleet: Fleet, result: Result, newcomers: Newcomers) -> Facts:
     answers = fleet.ask(("metrics", ""), _PATIENCE)
-    expected = {*result.spec.servers, *newcomers.incarnations} - result.dead.keys() - result.reports.keys()
     samples = {server: answer["samples"] for server, answer in answers.items() if "samples" in answer}
     return Facts(
         result.spec.job,
         samples,
-        sorted(expected - samples.keys()),
+        sorted(newcomers.expected - samples.keys()),
         len(result.dead),
         fleet.spares.left,
     )

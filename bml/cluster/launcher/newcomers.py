@@ -51,6 +51,23 @@ class Newcomers:
         """The servers without which the job began, and that are still to come; any thread may ask."""
         return self._growing.awaited
 
+    @property
+    def to_come(self) -> list[int]:
+        """The servers that are awaited, or that are being started; any thread may ask."""
+        return sorted({*self.awaited, *self._joining.coming})
+
+    @property
+    def expected(self) -> set[int]:
+        """The servers that run, as far as is known; any thread may ask."""
+        result = self._result
+        known = {*result.spec.servers, *self.incarnations}
+        return known - result.gone.keys() - result.reports.keys() - {*self.to_come}
+
+    @property
+    def never_there(self) -> list[int]:
+        """The servers that were not started, and are not to come; any thread may ask."""
+        return sorted({*self._result.spec.absent} - self.incarnations.keys() - {*self.to_come})
+
     def await_late(self, late: Iterable[int]) -> None:
         """The job has begun without these servers: they are to join when they come."""
         self._growing.begin(late, time.monotonic())
@@ -69,7 +86,7 @@ class Newcomers:
             return
         place = self._spares.set_aside(server, self._free()) if is_replaced(kind) else None
         if place is not None and place != server:
-            result.dead[server] += f"; a spare joins as server {place}, where it is plugged in"
+            result.add_to_why(server, f"a spare joins as server {place}, where it is plugged in")
         if kind == DRAINED and (result.spec.rejoin or result.spec.least is not None):
             # It waits for a machine for as long as it takes, also if the spare does not come.
             self._growing.begin([server if place is None else place], time.monotonic())
@@ -81,16 +98,14 @@ class Newcomers:
             return
         refusal = self._comebacks.refusal(server, time.monotonic())
         if refusal:
-            result.dead[server] += f"; {refusal}"
+            result.add_to_why(server, refusal)
         else:
             self._wanted.append((server, ""))
 
     def _free(self) -> list[int]:
         """The addresses at which no server is, and none is to be."""
-        result, to_come = self._result, {*self.awaited, *self._joining.coming}
-        to_come.update(server for server, _ in self._wanted)
-        never_there = {*result.spec.absent} - self.incarnations.keys()
-        return sorted({*never_there, *result.dead} - to_come)
+        to_come = {*self.to_come, *(server for server, _ in self._wanted)}
+        return sorted({*self.never_there, *self._result.gone} - to_come)
 
     def seen(self, snapshot: dict[str, Any], inside: Iterable[int]) -> None:
         """Note what a coordinator says: its view, whose members are `inside`, and the joins it was asked for.
@@ -121,7 +136,7 @@ class Newcomers:
         self._wanted = []
         for server, asked in wanted:
             if server in self._joining.coming:
-                if server in result.dead:  # it died again: the current start must be over before the next one
+                if server in result.gone:  # it died again: the current start must be over before the next one
                     self._wanted.append((server, asked))
                 continue
             if self._is_over():
@@ -131,8 +146,7 @@ class Newcomers:
                     _LOG.warning("%s changes nothing: server %d is in the job", asked, server)
                 continue
             result.begun.add(asked)
-            result.dead.pop(server, None)
-            result.told.discard(server)
+            result.comes(server)
             self.incarnations[server] = 1 + max(self.incarnations.values(), default=0)
             missing.add(server)
             self._joining.begin(server, self.incarnations[server])

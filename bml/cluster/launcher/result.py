@@ -13,6 +13,7 @@ from typing import Any
 from bml import errors
 from bml.cluster.spec.ending import opened
 from bml.cluster.spec.job import JobSpec, ServerReport
+from bml.cluster.spec.leaving import NOTICED
 from bml.cluster.spec.trace import merged
 from bml.errors import BmlError, TrainingError, UsageError
 from bml.faults.outcome import never_struck, stays
@@ -38,6 +39,8 @@ class Result:
     """Server -> its report at its end."""
     dead: dict[int, str] = field(default_factory=dict)
     """Server -> why it was lost."""
+    left: dict[int, str] = field(default_factory=dict)
+    """Server -> why it left: SIGTERM, `leave`, or its Ray node drains. It was not lost."""
     abort: BmlError | None = None
     """The error with which the coordinator ended the job: perhaps no server is left to report it."""
     headless: str = ""
@@ -50,19 +53,46 @@ class Result:
     """The joins (`join:4`) for which a server was started."""
     not_injected: dict[str, str] = field(default_factory=dict)
     """Fault -> why it could not be injected when its time came."""
+    interrupted: bool = False
+    """Whether Ctrl-C, SIGTERM or the end of a `with` statement ended the job before it was over."""
     recording: bytes = field(default=b"", repr=False)
     """The file for `bml replay`, of all servers that brought a recording: those that did not end well, and
     with `record` all. Empty if none did."""
     recording_lost: str = ""
     """Why the file of `record` could not be written at the end; empty if it could."""
 
+    @property
+    def gone(self) -> dict[int, str]:
+        """Server -> why it was lost, or left."""
+        return dict(sorted({**self.dead, **self.left}.items()))
+
+    def lose(self, server: int, why: str, kind: str) -> None:
+        """A server is gone, with a report of this kind, or without one."""
+        (self.left if kind in NOTICED else self.dead)[server] = why
+
+    def give_up(self, server: int, came: bool) -> None:
+        """The job is over, and a server is not awaited any longer."""
+        late, killed = "it had not come when the job ended", "it did not end after the others, and was killed"
+        self.dead[server] = killed if came else late
+
+    def add_to_why(self, server: int, more: str) -> None:
+        """Say more of a server that is gone."""
+        found = self.left if server in self.left else self.dead
+        found[server] += f"; {more}"
+
+    def comes(self, server: int) -> None:
+        """A server that may be gone is started again."""
+        self.dead.pop(server, None)
+        self.left.pop(server, None)
+        self.told.discard(server)
+
     def __repr__(self) -> str:
         """One line: `report` has all that is known, and is long."""
         done = self._by("done")
         steps = max((report.metrics.get("steps", 0) for report in done.values()), default=0)
-        known = {*self.spec.servers, *self.reports, *self.dead}
+        known = {*self.spec.servers, *self.reports, *self.gone}
         says = f"{len(done)} of {len(known)} servers done after {steps} steps"
-        lost = f", lost {', '.join(map(str, sorted(self.dead)))}" if self.dead else ""
+        lost = "".join(f", {how} {who}" for how, who in self._gone_by_how())
         value = f", value {reprlib.repr(self.value)}" if done else ""
         return f"<Result on {self.spec.fabric}: {says}{lost}{value}>"
 
@@ -92,7 +122,7 @@ class Result:
     @property
     def never_struck(self) -> dict[str, str]:
         """The faults of the plan that did not strike, as texts, each with the reason."""
-        lost = stays(self._views(), self.dead, self.told)
+        lost = stays(self._views(), self.gone, self.told)
         plan, fabric = self.spec.fault_plan(), self.spec.parsed_fabric()
         return never_struck(plan, fabric, self.struck, lost, self.begun, self.not_injected)
 
@@ -121,6 +151,7 @@ class Result:
             "samples": first.samples if first else None,
             "outcomes": {server: report.outcome for server, report in sorted(self.reports.items())},
             "dead": dict(sorted(self.dead.items())),
+            "left": dict(sorted(self.left.items())),
             "metrics": {server: report.metrics for server, report in survivors.items()},
         }
 
@@ -150,7 +181,7 @@ class Result:
             return known(text)
         if not self.values:
             closed = "the job was ended before a server reached the end"
-            return self.abort or BmlError(f"no server reached the end: {self.dead}" if self.dead else closed)
+            return self.abort or BmlError(f"no server reached the end: {self.gone}" if self.gone else closed)
         differ = self._differences()
         return errors.StateMismatch(differ) if differ else None
 
@@ -162,14 +193,21 @@ class Result:
         error = error or self.failure()
         done = self._by("done")
         steps = max((each.metrics.get("steps", 0) for each in self.reports.values()), default=0)
-        lost = f"; lost: {', '.join(map(str, sorted(self.dead)))}" if self.dead else ""
+        lost = "".join(f"; {how}: {who}" for how, who in self._gone_by_how())
         well = f"{len(done)} servers reached the end after {steps} steps{lost}"
+        interrupted = error is not None and self.interrupted
         return {
             "ended_well": error is None,
-            "text": well if error is None else str(error),
+            "interrupted": interrupted,
+            "text": well if error is None else "it was interrupted" if interrupted else str(error),
             "kind": "" if error is None else type(error).__name__,
             "steps": steps,
         }
+
+    def _gone_by_how(self) -> list[tuple[str, str]]:
+        """Return "lost" and "left", each with its servers, if there are any."""
+        found = {"lost": self.dead, "left": self.left}
+        return [(how, ", ".join(map(str, sorted(servers)))) for how, servers in found.items() if servers]
 
     def _how_to_go_on(self) -> str:
         folder = self.spec.keeping.folder

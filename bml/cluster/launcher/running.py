@@ -126,8 +126,7 @@ class Job:
         """
         asked = self._fleet.ask(("status", ""), _STATUS) if self.running else {}
         answers = {server: said for server, said in asked.items() if "error" not in said}
-        known = {*self.spec.servers, *self._newcomers.incarnations}
-        silent = sorted(known - {*answers} - {*self._result.dead} - {*self._result.reports})
+        expected = self._newcomers.expected if self.running else ()
         return {
             "job": self.name,
             "fabric": self.spec.fabric,
@@ -137,10 +136,12 @@ class Job:
             "running": self.running,
             **self._snapshot,
             **foretold(answers),
-            "servers": {**answers, **{server: {"answers": False} for server in silent}},
+            "servers": {**{server: {"answers": False} for server in expected}, **answers},
             "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
             "lost": dict(sorted(self._result.dead.items())),
-            "awaited": self._newcomers.awaited,
+            "left": dict(sorted(self._result.left.items())),
+            "awaited": self._newcomers.to_come,
+            "absent": self._newcomers.never_there,
             "spares": self._fleet.spares.left,
             "views": self._history.views,
             "events": self._history.events,
@@ -178,9 +179,8 @@ class Job:
         done = [answers[server]["done"] for server in sorted(answers) if answers[server]["done"]]
         if not done:
             raise FabricError(
-                f"no server can apply {fault}: servers {sorted(answers)} answered, lost are "
-                f"{sorted(self._result.dead) or 'none'}; "
-                "a server that did not answer applies it when it wakes"
+                f"no server can apply {fault}: {sorted(answers)} answered, gone are "
+                f"{sorted(self._result.gone) or 'none'}; one that did not answer applies it when it wakes"
             )
         self._history.note("fault", f"injected: {fault}", time.time())
         return {"fault": str(fault), "job": self.name, "done": done}
@@ -196,7 +196,7 @@ class Job:
 
     def _is_here(self, server: int) -> bool:
         """Whether a server is in the view, as far as is known."""
-        return server in self._snapshot.get("members", ()) and server not in self._result.dead
+        return server in self._snapshot.get("members", ()) and server not in self._result.gone
 
     def _is_due(self, fault: Fault) -> bool:
         """Whether a fault without a phase strikes at once: servers say in which step they are."""
@@ -236,6 +236,7 @@ class Job:
         """
         _LOG.warning("the servers of %s leave, after their checkpoints; interrupt again to end it", self.name)
         if self.running:
+            self._result.interrupted = True
             self._fleet.ask(("leave", "the job was asked to end"), _STATUS)
         if self._is_over_by(time.monotonic() + WRITING_S) and (left := self.spec.keeping.left()):
             _LOG.warning("%s", left)
@@ -261,6 +262,7 @@ class Job:
         A thread does that, so Ctrl-C ends only the wait for it. It goes on, and the next call waits for it,
         or at the latest Python at the end of the program.
         """
+        self._result.interrupted |= self.running
         self._ending.set()
         if not self._closed.is_set():
             outcome: Future[None] = Future()
@@ -330,7 +332,7 @@ class Job:
             self._begun.set()
 
     def _follow(self) -> None:
-        """Follow the job until every server has reported or is dead, or the grace after the end is over."""
+        """Follow the job until every server has reported or is gone, or the grace after the end is over."""
         result = self._result
         missing = set(self.spec.servers)
         while missing and not self._ending.is_set():
@@ -339,14 +341,10 @@ class Job:
             if self._teller.error is not None:
                 raise self._teller.error
             self._newcomers.start(missing)
-            missing -= result.reports.keys() | result.dead.keys()
+            missing -= result.reports.keys() | result.gone.keys()
             now = time.monotonic()
             for server in [each for each in missing if now > self._give_up_at.get(each, math.inf)]:
-                result.dead[server] = (
-                    "it had not come when the job ended"
-                    if server in self._newcomers.awaited
-                    else "it did not end after the others, and was killed"
-                )
+                result.give_up(server, came=server not in self._newcomers.awaited)
                 missing.discard(server)
 
     def _heard(self, event: FleetEvent, missing: set[int]) -> None:
@@ -358,7 +356,7 @@ class Job:
             self._recorder.add(event.report.recording)
         match event:
             case Reported(report) if report.kind in OUT:
-                result.dead[report.server] = report.error
+                result.lose(report.server, report.error, report.kind)
                 self._newcomers.lost(report.server, report.kind)
             case Reported(report):
                 if not result.reports and not result.headless:
@@ -375,11 +373,10 @@ class Job:
                 self._give_up_at = dict.fromkeys(missing, time.monotonic() + within_s)
             case Changed(snapshot):
                 self._snapshot = snapshot
-                self._newcomers.seen(
-                    snapshot, inside(snapshot, self._result.dead, self._newcomers.incarnations)
-                )
+                members = inside(snapshot, result.gone, self._newcomers.incarnations)
+                self._newcomers.seen(snapshot, members)
                 if self._is_over and not self._give_up_at:  # perhaps no server is left to report it
-                    self._wait_for(missing, inside(snapshot, self._result.dead, self._newcomers.incarnations))
+                    self._wait_for(missing, members)
                     result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
                 if snapshot["epoch"]:
                     self._begun.set()

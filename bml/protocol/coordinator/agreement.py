@@ -130,21 +130,23 @@ class Agreement:
         return self.has_run_for_s(now) <= self._timeouts.heartbeat_s
 
     def overdue(self, now: float) -> dict[int, str]:
-        """The servers whose answers are not awaited any longer, and why.
+        """The servers whose answers are not awaited any longer, and what is known of them.
 
         To be asked at a Tick: messages that came in while the coordinator did not run have been read by then.
         """
         if not self._waits or now < self.answer_by:
             return {}
-        late = [server for server in self.awaited if server not in self.findings.dead]
+        late = [server for server in self.awaited if server not in self.findings.gone]
         newcomers = self.ballot.newcomers if self.ballot else ()
         if now < self.last_answer_by:
             # Those that the view excludes may be cut off; they count only where all members are silent.
             answered = self.ballot is not None and len(self.ballot.silent) < len(self.ballot.members)
             observers = self.ballot.members if self.ballot and answered else self._fabric.servers
             late = [each for each in late if self.findings.suspects(each, observers) or each in newcomers]
-        why = "did not appear" if self.ballot is None else f"no answer within {now - self._asked_at:.3g} s"
-        return dict.fromkeys(late, why)
+        what = (
+            "did not appear" if self.ballot is None else f"gave no answer within {now - self._asked_at:.3g} s"
+        )
+        return dict.fromkeys(late, what)
 
     def _await(self, now: float, for_s: float, longest_s: float) -> None:
         """Answers are due from now on."""
@@ -163,14 +165,14 @@ class Agreement:
 
     def gathered(self, now: float) -> list[Instruction]:
         """One more has answered, or is known to be gone: go on, once that is so of all."""
-        dead = self.findings.dead
-        if any(server not in dead for server in self.awaited):
+        gone = self.findings.gone
+        if any(server not in gone for server in self.awaited):
             return []
-        if self.known.view is None and dead and self.known.min_servers is None:
-            names = ", ".join(f"server {server} ({why})" for server, why in sorted(dead.items()))
-            return self.abort("start", f"cannot start: {names}")
+        if self.known.view is None and gone and self.known.min_servers is None:
+            who = "; ".join(f"server {server} {what}" for server, what in sorted(gone.items()))
+            return self.abort("start", f"cannot start: {who}")
         if self.known.view is not None:
-            self.findings.forget_deaths(self.known.members)
+            self.findings.forget_gone(self.known.members)
         failed = [
             server for server in self.known.contributors if self.ending.outcomes.get(server) == "failed"
         ]
@@ -178,7 +180,7 @@ class Agreement:
             return self.abort("training", self.statuses[failed[0]].error, failed[0])
         here = (status for server, status in self.statuses.items() if server in self.known.members)
         settled = all(self.known.has_in_force(status) for status in here)
-        if self.known.view is not None and settled and not self.findings.dead:
+        if self.known.view is not None and settled and not self.findings.gone:
             self.state = "steady"
             if self.findings.suspected or self.findings.stale:
                 self.findings.note(now, self._timeouts.silence_window_s)
@@ -328,7 +330,7 @@ class Agreement:
 
     def returned(self, servers: Iterable[int]) -> list[Instruction]:
         """Tell these of a contributor that comes to no more steps; one that leaves makes room for them."""
-        present = [server for server in self.known.contributors if server not in self.findings.dead]
+        present = [server for server in self.known.contributors if server not in self.findings.gone]
         return self.ending.tell_returned(servers, present)
 
     def settle_if_steady(self) -> None:

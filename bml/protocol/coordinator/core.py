@@ -93,7 +93,7 @@ class Coordinator:
 
     @property
     def suspicions(self) -> list[str]:
-        """All deaths and suspicions, in words."""
+        """All suspicions, in words."""
         return self._findings.texts
 
     def next_deadline(self, now: float) -> float:
@@ -133,9 +133,9 @@ class Coordinator:
         self._early.pop(server, None)
         if self._agreement.ballot is not None and server in self._agreement.ballot.newcomers:
             return self._agreement.change(now)
-        if server not in self.members or server in self._findings.dead:
+        if server not in self.members or server in self._findings.gone:
             return []
-        return self._lost(server, why, now)
+        return self._lost(server, f"is dead: {why}", now)
 
     def _unreached(self, server: int, why: str, for_s: float, now: float) -> list[Instruction]:
         """A member whose neighbours hear it is alive: it is called for longer before it counts as gone."""
@@ -146,9 +146,9 @@ class Coordinator:
         longest_s = self._timeouts.longest_connect_s if is_heard else self._timeouts.connect_s
         return self._gone(server, why, now) if for_s > longest_s else []
 
-    def _lost(self, server: int, why: str, now: float) -> list[Instruction]:
-        """There is proof that a member is gone."""
-        self._findings.dead[server] = why
+    def _lost(self, server: int, what: str, now: float) -> list[Instruction]:
+        """There is proof that a member is gone: `what` is known of it."""
+        self._findings.gone[server] = what
         if self.state == "gathering":
             return self._agreement.gathered(now)
         self._findings.note_proof(now)
@@ -197,9 +197,9 @@ class Coordinator:
         late = self._agreement.overdue(now)
         if not late:
             return []
-        for server, why in late.items():
+        for server, what in late.items():
             self._joiners.drop(server)
-            self._findings.dead[server] = why
+            self._findings.gone[server] = what
         return self._agreement.gathered(now) if self.state == "gathering" else self._agreement.change(now)
 
     # --- gathering: start-up and takeover --------------------------------------------------------
@@ -266,8 +266,8 @@ class Coordinator:
             return [evict, *(self._agreement.change(now) if news and ballot is not None else [])]
         if status.ready:
             self._joiners.asks_to_join(status.incarnation)
-        if server in self.members and server not in self._findings.dead:
-            return self._lost(server, "it was started again", now)
+        if server in self.members and server not in self._findings.gone:
+            return self._lost(server, "was started again", now)
         if ballot is not None and (news or server in ballot.newcomers):
             return self._agreement.change(now)
         return self._agreement.admit_or_promote(now)
@@ -352,7 +352,7 @@ class Coordinator:
         self._joiners.drop(server)
         if server not in self.members:
             return self._agreement.evict([server])
-        self._findings.dead.setdefault(server, f"it leaves: {why}")
+        self._findings.gone.setdefault(server, f"leaves: {why}")
         if self.state == "gathering":
             return self._agreement.gathered(now)
         self._findings.note(now, 0.0)

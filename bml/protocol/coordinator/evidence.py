@@ -17,10 +17,14 @@ Pair = tuple[int, int, int]
 
 
 class Findings:
-    """Deaths, suspicions, and parts that work again. `fresh`: some of it is newer than the view in force."""
+    """Servers that are gone, suspicions, and parts that work again.
+
+    `fresh`: some of it is newer than the view in force.
+    """
 
     def __init__(self, timeouts: Timeouts, now: float):
-        self.dead: dict[int, str] = {}
+        self.gone: dict[int, str] = {}
+        """Server → what is known of it, as in Evidence."""
         self.trusted: set[Pair] = set()
         self.healed: frozenset[str] = frozenset()
         """Failures of the view in force that are over."""
@@ -49,9 +53,8 @@ class Findings:
 
     @property
     def texts(self) -> list[str]:
-        """All deaths and suspicions, in words."""
-        said = [f"server {server}: {why}" for server, why in sorted(self.dead.items())]
-        return said + [each.why for _, each in sorted(self._suspicions.items())]
+        """All suspicions, in words."""
+        return [each.why for _, each in sorted(self._suspicions.items())]
 
     def note(self, now: float, window_s: float, silent_s: float = 0.0) -> None:
         """There is new evidence, after a silence of `silent_s`: act on it when the window is over."""
@@ -106,11 +109,11 @@ class Findings:
             for key, each in sorted(self._suspicions.items())
             if counts_as_alive(fabric, each) and (settled_at is None or not self._is_news(key, settled_at))
         )
-        return Evidence({s: why for s, why in self.dead.items() if s in fabric.servers}, suspicions)
+        return Evidence({s: what for s, what in self.gone.items() if s in fabric.servers}, suspicions)
 
-    def forget_deaths(self, members: Container[int]) -> None:
-        """Forget deaths of servers outside the view."""
-        self.dead = {server: why for server, why in self.dead.items() if server in members}
+    def forget_gone(self, members: Container[int]) -> None:
+        """Forget that servers outside the view are gone."""
+        self.gone = {server: what for server, what in self.gone.items() if server in members}
 
     def forget(self, past: Callable[[Suspicion], bool]) -> None:
         """Drop suspicions, doubted ones too."""
@@ -125,7 +128,7 @@ class Findings:
         self.trusted.clear()  # servers listen anew in every view
         self._doubted_before, self._doubted = self._doubted, {}
         self.healed = frozenset()
-        self.forget_deaths(view.members)
+        self.forget_gone(view.members)
         self.forget(lambda each: each.kind == "stall" or not counts_as_alive(fabric, each))
 
     def heal(self, fabric: Fabric, failures: Iterable[str]) -> bool:
@@ -136,7 +139,7 @@ class Findings:
 
     def settle(self) -> None:
         """Without any evidence left there is nothing to act on."""
-        if not self.dead and not self._suspicions and not self.stale:
+        if not self.gone and not self._suspicions and not self.stale:
             self.fresh, self.act_at = False, None
 
 

@@ -121,7 +121,7 @@ def explain(told: Told, part: str) -> list[str]:
         f"it is back since view {back[0]}" if back else "it is still out at the end of the recording"
     )
     if isinstance(failure, ServerFailure) and failure.server not in told.recorded:
-        lines.append(f"there is no recording of server {failure.server}: it could give none any more")
+        lines.append(f"there is no recording of server {failure.server}")
     return lines[:_MOST_LINES]
 
 

@@ -5,8 +5,8 @@
   const injects = document.documentElement.dataset.inject === "yes";
   const { write, put, rate } = Draw;
   const at = id => document.getElementById(id);
-  const SIGNS = { fine: "working", well: "working", hurt: "warning", failed: "dead", changing: "changing", starting: "changing" };
-  const OF_EVENT = { view: "plain", suspected: "suspected", joining: "joining", coordinator: "joining", lost: "dead", fault: "slow", ended: "ended" };
+  const SIGNS = { fine: "working", well: "working", hurt: "warning", failed: "dead", ended: "ended", changing: "changing", starting: "changing" };
+  const OF_EVENT = { view: "plain", suspected: "suspected", joining: "joining", coordinator: "joining", lost: "dead", left: "absent", fault: "slow", ended: "ended" };
   const SILENCE = {
     [EventSource.CONNECTING]: "Trying again …",
     [EventSource.OPEN]: "It is stopped or very busy, or a tunnel passes nothing.",
