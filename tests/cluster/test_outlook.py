@@ -303,8 +303,8 @@ def test_in_the_status_of_a_job_a_server_that_cannot_answer_does_not() -> None:
     answers = {0: {"step": 7, "warnings": []}, 1: {"error": "KeyError: 1000"}}
     job: Any = SimpleNamespace(
         _fleet=SimpleNamespace(ask=lambda request, patience: answers, spares=SimpleNamespace(left=0)),
-        _result=SimpleNamespace(dead={}, reports={}),
-        _newcomers=SimpleNamespace(incarnations={}, awaited=()),
+        _result=SimpleNamespace(dead={}, left={}, reports={}),
+        _newcomers=SimpleNamespace(expected={0, 1}, to_come=[], never_there=[]),
         _history=SimpleNamespace(views=[], events=[]),
         _snapshot={},
         _launcher="processes",
