@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,22 +18,31 @@ from bml.train.balancing.shown import in_words
 if TYPE_CHECKING:
     from bml.web.served import ServedPage
 
+_AGAIN_S = 0.1
+"""After so long it is looked again whether a job is there."""
+
 
 @click.command(cls=WithWeb)
 @click.option("--job", metavar="J", help="Name of the job. [default: the only one that runs]")
+@click.option(
+    "--wait", type=click.FloatRange(0), metavar="S", help="Wait up to S seconds for the first view."
+)
 @web_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def status(job: str | None, web: int | None, web_inject: bool, as_json: bool) -> None:
+def status(job: str | None, wait: float | None, web: int | None, web_inject: bool, as_json: bool) -> None:
     """Show a running job: its view, joiners, suspicions.
 
     For every server it shows the step, the phase, what the server waits for, whom it suspects and why, and
-    the rates of its NICs. With --web a page in the browser shows that, until the job has ended.
+    the rates of its NICs. With --web a page in the browser shows that, until the job has ended. A job that
+    was just started is there only once its servers are.
 
     \b
     Example:
       bml run examples/train_digits.py --launcher processes &
-      bml status
+      bml status --wait 60
     """
+    if wait is not None:
+        _await(job, wait)
     if web is not None:
         jobsocket.find(job)  # before an address is printed
     with served(web, web_inject, lambda text: click.echo(text, err=as_json)) as page:
@@ -44,6 +54,17 @@ def status(job: str | None, web: int | None, web_inject: bool, as_json: bool) ->
         current().answer(now)
         return
     _show(now, Console(markup=False, highlight=False))
+
+
+def _await(job: str | None, wait_s: float) -> None:
+    """Wait until this job, or any, has a view; for so many seconds at most."""
+    until_s = time.monotonic() + wait_s
+    while time.monotonic() < until_s:
+        running = jobsocket.running()
+        is_there = bool(running) if job is None else job in running
+        if is_there and jobsocket.call(job, {"do": "status"}).get("epoch"):
+            return
+        time.sleep(_AGAIN_S)
 
 
 def _follow(job: str | None, page: ServedPage, as_json: bool) -> None:

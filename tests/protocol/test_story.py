@@ -80,3 +80,21 @@ def test_verbs_fit_the_number_of_servers(kind: str, of_one: str, of_two: str) ->
 def test_one_server_that_says_it_twice_is_one() -> None:
     twice = told(lost(3, 101.0, "silence"), lost(3, 101.0, "silence"))
     assert explain(twice, "server:4")[1] == "+0.000 s server 3 hears nothing (until +0.000 s): why"
+
+
+def test_suspicions_that_are_far_apart_are_told_apart() -> None:
+    close, far = (lost(3, 101.0, "silence"), lost(5, 103.0, "silence")), lost(5, 143.0, "silence")
+    assert explain(told(*close, far), "server:4")[1:] == [
+        "+0.000 s servers 3, 5 hear nothing (until +2.000 s): why",
+        "+42.000 s server 5 hears nothing: why",
+    ]
+
+
+def test_of_many_suspicions_the_last_are_told_and_the_end_is_not_cut_off() -> None:
+    again = [lost(3, 101.0 + 10 * each, "silence") for each in range(30)]
+    lines = explain(told(*again, Moment(400.0, 0, msg.Abort(0, "too-few", ENDED))), "server:4")
+    assert lines[1] == "+0.000 s it was suspected 25 times until +240.000 s"
+    assert [line.partition(" server")[0] for line in lines[2:-1]] == [
+        f"+{each}0.000 s" for each in range(25, 30)
+    ]
+    assert lines[-1].endswith(ENDED)

@@ -72,7 +72,7 @@ class JobSocket:
         Removes the sockets of launchers that were killed.
         """
         try:
-            _running()
+            running()
             return cls(folder() / f"{job}{_SUFFIX}", serve)
         except (OSError, BmlError) as error:
             _LOG.warning("bml status and bml inject will not find this job: %s", error)
@@ -113,20 +113,23 @@ def call(job: str | None, request: dict[str, Any]) -> dict[str, Any]:
 
 def find(job: str | None) -> Path:
     """Return the socket of the job of this name, or of the only one. Sockets of dead jobs are removed."""
-    running = _running()
-    names = ", ".join(running)
+    there = running()
+    names = ", ".join(there)
     if job is not None:
-        if job not in running:
+        if job not in there:
             raise UsageError(f"no job {job} runs here" + (f"; there are {names}" if names else ""))
-        return running[job]
-    if not running:
-        raise FabricError("no job that this user may ask runs on this machine; start one with bml run")
-    if len(running) > 1:
+        return there[job]
+    if not there:
+        raise FabricError(
+            "no job that this user may ask runs on this machine; start one with bml run, or wait for one that "
+            "was just started with bml status --wait"
+        )
+    if len(there) > 1:
         raise UsageError(f"several jobs run here: choose one with --job, of {names}")
-    return next(iter(running.values()))
+    return next(iter(there.values()))
 
 
-def _running() -> dict[str, Path]:
+def running() -> dict[str, Path]:
     """Return the sockets of running jobs by their names. Sockets of dead jobs of this user are removed."""
     own = folder()
     others = [] if os.geteuid() else _folders_of_others()

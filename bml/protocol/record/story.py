@@ -20,6 +20,10 @@ from bml.topology.failure import parse_failure
 _MOST_LINES = 20
 _MOST_BEFORE = 4
 """Of earlier times at which the part went, so many get a line."""
+_MOST_TIMES = 5
+"""Of the times at which a part was suspected, so many get a line."""
+_APART_S = 5.0
+"""Suspicions that came later after the one before have another cause: servers notice one at about a time."""
 _KINDS = {
     "silence": ("hears nothing", "hear nothing"),
     "reset": ("lost its connections", "lost their connections"),
@@ -203,17 +207,32 @@ def _occurrence(told: Told, epoch: int, failure: Failure) -> Iterator[str]:
 
 
 def _suspicions(suspicions: Iterable[Moment], zero_s: float) -> Iterator[tuple[float, str]]:
-    """A line for each kind of suspicion, with the words of the first, and its time."""
-    by_kind: dict[str, list[tuple[Moment, msg.Suspect]]] = {}
-    for each in suspicions:
-        if isinstance(each.what, msg.Suspect):
-            by_kind.setdefault(each.what.kind, []).append((each, each.what))
-    for kind, found in by_kind.items():
+    """A line for each kind and time of suspicions, with the words of the first, and when that was."""
+    times = _times(suspicions)
+    if older := times[:-_MOST_TIMES]:
+        begin_s, end_s = older[0][0][0].at_s, older[-1][-1][0].at_s
+        until = f"{len(older)} times until {_time(end_s, zero_s)}"
+        yield begin_s, f"{_time(begin_s, zero_s)} it was suspected {until}"
+    for found in times[-_MOST_TIMES:]:
         (first, said), (last, _) = found[0], found[-1]
         servers = {each.server for each, _ in found}
-        does = _KINDS.get(kind, (kind, kind))[len(servers) > 1]
+        does = _KINDS.get(said.kind, (said.kind, said.kind))[len(servers) > 1]
         until = f" (until {_time(last.at_s, zero_s)})" if len(found) > 1 else ""
         yield first.at_s, f"{_time(first.at_s, zero_s)} {_servers(servers)} {does}{until}: {said.why}"
+
+
+def _times(suspicions: Iterable[Moment]) -> list[list[tuple[Moment, msg.Suspect]]]:
+    """Suspicions of one kind that came close together, in the order in which they began."""
+    times: list[list[tuple[Moment, msg.Suspect]]] = []
+    newest: dict[str, list[tuple[Moment, msg.Suspect]]] = {}
+    for each in suspicions:
+        if isinstance(each.what, msg.Suspect):
+            found = newest.get(each.what.kind)
+            if found is None or each.at_s - found[-1][0].at_s > _APART_S:
+                found = newest[each.what.kind] = []
+                times.append(found)
+            found.append((each, each.what))
+    return times
 
 
 def _asked(freezes: list[Moment], zero_s: float) -> Iterator[tuple[float, str]]:
