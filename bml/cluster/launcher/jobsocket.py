@@ -121,8 +121,8 @@ def find(job: str | None) -> Path:
         return there[job]
     if not there:
         raise FabricError(
-            "no job that this user may ask runs on this machine; start one with bml run, or wait for one that "
-            "was just started with bml status --wait"
+            "no job that this user may ask runs on this machine; start one with bml run, or wait for one "
+            "that was just started with bml status --wait"
         )
     if len(there) > 1:
         raise UsageError(f"several jobs run here: choose one with --job, of {names}")
