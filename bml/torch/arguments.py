@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -37,14 +38,25 @@ def operation(opts: Any) -> Any:
 
 
 _BROADCASTS_OBJECTS = inspect.unwrap(dist.broadcast_object_list).__code__
+_ALL_REDUCES = inspect.unwrap(dist.all_reduce).__code__
 
 
 def is_of_objects() -> bool:
     """Whether the caller broadcasts objects: then the tensors of all ranks but the root hold no values."""
-    frame = sys._getframe(1).f_back
-    while frame is not None and frame.f_code is not _BROADCASTS_OBJECTS:
+    return frame_of(_BROADCASTS_OBJECTS) is not None
+
+
+def is_of_all_reduce() -> bool:
+    """Whether the caller is torch.distributed.all_reduce, and not the reducer of DDP, which is in C++."""
+    return frame_of(_ALL_REDUCES) is not None
+
+
+def frame_of(*codes: CodeType) -> FrameType | None:
+    """The innermost of the callers' frames that runs one of these functions, None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in codes:
         frame = frame.f_back
-    return frame is not None
+    return frame
 
 
 def root_of(opts: Any, size: int) -> int:

@@ -24,9 +24,10 @@ from bml.torch.arguments import (
     parts_of,
     root_of,
 )
-from bml.torch.reductions import reduction
+from bml.torch.reductions import Reduction, reduction
 from bml.torch.steps import GroupSteps
 from bml.torch.tensors import Tensor, check, check_alike
+from bml.torch.uneven import Count, Counts, counter_of
 from bml.torch.work import GroupWork
 
 
@@ -34,6 +35,11 @@ class Collectives:
     """The collectives of one rank, of tensors in host memory."""
 
     if TYPE_CHECKING:
+
+        @property
+        def counts(self) -> Counts:
+            """How many ranks have a batch, in PyTorch's Join."""
+            raise NotImplementedError
 
         def rank(self) -> int:
             """This rank."""
@@ -63,13 +69,21 @@ class Collectives:
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Reduce each tensor over all ranks, in place."""
         tensors = listed(tensors)
-        how = reduction(operation(opts), tensors, "all_reduce")
+        how = self.all_reduction(tensors, opts)
+        if (counter := counter_of(tensors, opts)) is not None:
+            count = Count(how, tensors[0])
+            work = self.begin("all_reduce", tensors, count.run, opts, timeout)
+            return self.counts.hold(counter, count, work)
 
         def job(steps: GroupSteps) -> bool:
             how.store(how.run(steps, "all_reduce", tensors), tensors)
             return True
 
         return self.begin("all_reduce", tensors, job, opts, timeout)
+
+    def all_reduction(self, tensors: Sequence[Tensor], opts: Any) -> Reduction:
+        """How `allreduce` reduces these tensors; raises UsageError if they cannot be."""
+        return reduction(operation(opts), tensors, "all_reduce")._replace(divisor=self.counts.divisor())
 
     def reduce(self, tensors: Any, opts: Any = None, *more: Any) -> GroupWork:
         """Reduce the tensor to the root; the tensors of others stay as they are."""

@@ -27,6 +27,7 @@ from bml.torch.devices.staging import Staging, staged
 from bml.torch.messages import ANY, Messages, Messenger, single
 from bml.torch.steps import GroupSteps, Vector
 from bml.torch.tensors import Tensor, check_writable
+from bml.torch.uneven import Counts
 from bml.torch.work import GroupWork, WorkThread
 from bml.train.communicator import Communicator
 
@@ -70,6 +71,7 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # PyT
         self._thread = WorkThread(f"bml-group-{rank}")
         self._on_shutdown = on_shutdown
         self._messages = Messages(messenger, rank, self._limit_s)
+        self._counts = Counts()
         devices = devices or available()
         self.staging = None if devices is None else Staging(self, devices, self._empty)
         if communicator is not None:
@@ -112,6 +114,11 @@ class ProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # PyT
     def get_group_store(self) -> Any:
         """The store over which the group was formed."""
         return self._store
+
+    @property
+    def counts(self) -> Counts:
+        """How many ranks have a batch, in PyTorch's Join."""
+        return self._counts
 
     @property
     def contributors(self) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Reductions of tensors: which dtype is summed how, and what becomes of sums when ranks are lost.
 
-Sums of floating dtypes are multiplied by ranks / contributors, so that they keep their size; AVG is the mean
+Sums of floating dtypes are multiplied by ranks / contributors, so that they keep their size, and counts stay
+integers; AVG is the mean
 over the contributors, of integers rounded to zero as NCCL's is. float16 and bfloat16 are reduced in float32,
 and rounded once. bool is reduced as NCCL does it: SUM, MAX and BOR are "or", PRODUCT, MIN and BAND are "and".
 """
@@ -39,11 +40,15 @@ _INTEGERS = (
 
 
 class Reduction(NamedTuple):
-    """How tensors of one dtype are reduced. `op` is the step's; empty: the ranks' values are gathered."""
+    """How tensors of one dtype are reduced. `op` is the step's; empty: the ranks' values are gathered.
+
+    `divisor` are the ranks by whose number the ranks have divided what they contribute; None: all ranks.
+    """
 
     name: str
     op: str
     dtype: Any
+    divisor: tuple[int, ...] | None = None
 
     def run(self, steps: GroupSteps, call: str, tensors: Sequence[Tensor]) -> Vector:
         """Reduce all of the tensors in one step; the result is flat, and of the dtype of `_array`."""
@@ -53,7 +58,7 @@ class Reduction(NamedTuple):
         vector = self.vector(steps, tensors)
         own = self.dtype in _WIDENED  # torch wraps only arrays that may be written
         done = steps.step(text, self.op, lambda contributors: vector, shared=not own)
-        return self._scaled(done.result, steps.n_ranks, len(done.contributors))
+        return self._scaled(done.result, steps.n_ranks, done.contributors)
 
     def store(self, values: Vector, tensors: Sequence[Tensor]) -> None:
         """Give the elements of a result to the tensors, in order."""
@@ -80,19 +85,23 @@ class Reduction(NamedTuple):
         found: Vector = (flat(tensor).float() if self.dtype in _WIDENED else flat(tensor)).numpy()
         return found
 
-    def _scaled(self, total: Vector, n_ranks: int, n_contributors: int) -> Vector:
+    def _scaled(self, total: Vector, n_ranks: int, contributors: tuple[int, ...]) -> Vector:
         inexact = np.issubdtype(total.dtype, np.inexact)
         if self.name == "AVG" and not inexact:
-            return _divided(total, n_contributors)
+            return _divided(total, len(contributors))
+        ranks = range(n_ranks) if self.divisor is None else self.divisor
         if self.name == "AVG":
-            factor = 1 / n_contributors
-        elif self.name == "SUM" and inexact and n_contributors < n_ranks:
-            factor = n_ranks / n_contributors
+            times, by = 1, len(contributors)
+        elif self.name == "SUM" and inexact:
+            times, by = len(ranks), len(set(ranks) & set(contributors))
         else:
             return total
+        if times == by or not by:  # without one of them nobody uses the result
+            return total
         with np.errstate(all="ignore"):  # an overflow is a result, also if the user has numpy raise
-            scaled: Vector = np.multiply(total, total.dtype.type(factor))
-        return scaled
+            # Both one after the other: 11 times 13/11 is not 13.
+            scaled: Vector = np.multiply(total, total.dtype.type(times)) if times > 1 else total
+            return np.divide(scaled, total.dtype.type(by), out=scaled if times > 1 else None)
 
     def _bitwise(self, steps: GroupSteps, text: str, tensors: Sequence[Tensor]) -> Vector:
         mine = np.concatenate([self._array(each) for each in tensors])

@@ -24,6 +24,12 @@ _END_S = 1.0
 _LOOK_S = 0.5
 """How often it is seen whether a collective has taken too long, in seconds."""
 _settling = threading.Lock()
+_NO_BACKWARD = -1
+
+
+def this_backward() -> int:
+    """The number of the backward pass in which the calling thread is; -1 outside of one."""
+    return int(torch._C._current_graph_task_id())
 
 
 class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
@@ -35,19 +41,23 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
         self._outputs = list(outputs)
         self._limit_s = limit_s
         self._due_s = time.monotonic() + limit_s
+        self._is_settled = False
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._source = -1
         self._settled = self._new_future()
         self._future = self._settled.then(self._value)
+        # The first of its callbacks: whoever has waited finds the future done. DDP's reducer relies on that.
+        self._future.add_done_callback(lambda _: self._over.set())
+        self.waiting_backward = _NO_BACKWARD
+        """The backward pass in which it was waited for last, as PyTorch numbers them."""
 
     def settle(self, error: BaseException | None, source: int = -1) -> None:
         """Say that it is over, or failed; no effect if that was said. `source`: from where a message came."""
         with _settling:
-            if self._over.is_set():
+            if self._is_settled:
                 return
-            self._error, self._source = error, source
-            self._over.set()
+            self._is_settled, self._error, self._source = True, error, source
         self._settled.set_result(None)
 
     def expire(self, now: float) -> None:
@@ -60,6 +70,7 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
 
         After that error it still goes on: a rank that calls it late lets it write into its tensors.
         """
+        self.waiting_backward = this_backward()
         limit_s = timeout.total_seconds() or self._limit_s
         if not self._over.wait(limit_s):
             raise self._too_late(limit_s)
@@ -73,15 +84,16 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
 
     def is_completed(self) -> bool:
         """Whether it is over, or failed."""
-        return self._over.is_set()
+        done: bool = self._future.done()
+        return done
 
     def is_success(self) -> bool:
         """Whether it is over and did not fail."""
-        return self._over.is_set() and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         """Its error, None if there is none yet."""
-        return self._error
+        return self._error if self.is_completed() else None
 
     def result(self) -> list[Tensor]:
         """The output tensors."""

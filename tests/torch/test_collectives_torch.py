@@ -240,6 +240,21 @@ def test_floating_sums_keep_their_size_when_a_rank_is_lost(op: str, dtype: Any, 
         assert (contributors, size) == ((0, 2, 3), 4)
 
 
+def test_a_floating_sum_that_counts_stays_an_integer_when_ranks_are_lost() -> None:
+    """11 times 13/11 is 12.999999 in float32, and a count is often truncated."""
+
+    def rank(group: ProcessGroup) -> list[float]:
+        found = []
+        for _ in range(3):
+            count = torch.ones(1)
+            group.allreduce([count]).wait()
+            found.append(count.item())
+        return found
+
+    found = run_ranks(13, rank, {3: (2, "before"), 7: (2, "before")})
+    assert [each for each in found if each != "dead"] == [[13.0] * 3] * 11
+
+
 def test_parts_of_a_lost_rank() -> None:
     def rank(group: ProcessGroup) -> Any:
         own = group.rank()

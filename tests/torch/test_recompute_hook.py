@@ -330,6 +330,47 @@ def test_batches_that_are_skipped_are_left_out_and_said() -> None:
         assert ledger["epochs"][0]["used_once"] == 2 * 8
 
 
+@pytest.mark.parametrize("how", ["before backward", "gradients are dropped"])
+@pytest.mark.parametrize("skipped", [2, N_BATCHES - 1])
+def test_a_batch_that_is_skipped_after_its_forward_pass_is_in_no_sum(skipped: int, how: str) -> None:
+    """As all ranks agree to do when the loss or the gradients of one are not finite."""
+
+    def rank(group: ProcessGroup) -> Any:
+        model, loader = make_model(), make_loader(group.rank())
+        optimizer, hook = optimizer_of(model), RecomputeHook(group, model, loss)
+        for epoch in range(N_EPOCHS):
+            loader.sampler.set_epoch(epoch)
+            for index, samples in enumerate(hook.batches(loader)):
+                skips = index == skipped
+                hook.forwarded(syncs=not skips)
+                made = loss(model, samples)
+                if not skips or how == "gradients are dropped":
+                    made.backward()
+                if not skips:
+                    backward(hook, model)
+                    optimizer.step()
+                optimizer.zero_grad()
+        return vector(model), hook.samples()
+
+    model, loaders = make_model(), [make_loader(rank) for rank in range(N_RANKS)]
+    optimizer = optimizer_of(model)
+    for epoch in range(N_EPOCHS):
+        for each in loaders:
+            each.sampler.set_epoch(epoch)
+        for index, shares in enumerate(zip(*loaders, strict=True)):
+            if index != skipped:
+                for share in shares:
+                    (loss(model, share) / N_RANKS).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    ends = run_ranks(N_RANKS, rank, {1: (4, "before")})
+    assert ends.pop(1) == "dead"
+    for parameters, ledger in ends:
+        torch.testing.assert_close(parameters, vector(model), rtol=1e-5, atol=1e-6)
+        assert ledger["left_out"] == N_EPOCHS * 16
+        assert [each["used_once"] for each in ledger["epochs"]] == [64] * N_EPOCHS
+
+
 def test_batches_that_are_accumulated_to_the_end_are_named() -> None:
     def never(group: Any, hook: Any, model: Any, loader: Any) -> None:
         for samples in hook.batches(loader):

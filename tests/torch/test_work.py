@@ -59,6 +59,35 @@ def test_a_collective_that_took_too_long_says_that_its_tensors_may_change() -> N
     assert tensor.tolist() == [1, 1]
 
 
+def test_a_work_is_over_when_its_future_is_done() -> None:
+    """As with Gloo: the reducer of DDP waits for a work, and then takes the value of its future."""
+    completed = []
+
+    class Seen(GroupWork):
+        """Notes whether it is over while the future takes its value."""
+
+        def _value(self, settled: Any) -> list[Any]:
+            completed.append(self.is_completed())
+            return super()._value(settled)
+
+    class Told(threading.Event):
+        """Notes whether the work is over when those who wait are told."""
+
+        def set(self) -> None:
+            completed.append(work.is_completed())
+            super().set()
+
+    thread, work = WorkThread("test"), Seen("all_reduce", [torch.ones(1)], 60.0)
+    work._over = Told()
+    thread.begin(lambda: -1, work)
+    waits = work.get_future().then(lambda _: work.wait())  # in a callback of the future, too
+    assert work.wait()
+    assert work.get_future().done()
+    assert waits.wait()
+    assert completed == [False, True]
+    assert thread.close(60.0)
+
+
 def test_what_begins_while_the_group_ends_is_over() -> None:
     """DDP begins buckets in autograd's threads, while another thread may abort the group."""
     thread = WorkThread("test")

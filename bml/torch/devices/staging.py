@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bml.torch.arguments import listed, operation
+from bml.torch.arguments import listed
 from bml.torch.collectives import Collectives
 from bml.torch.devices.device import Device, Mark
 from bml.torch.devices.device_work import DeviceWork
@@ -26,15 +26,20 @@ from bml.torch.devices.order import Arrivals
 from bml.torch.devices.pinned import PinnedMemory, Slab
 from bml.torch.devices.slices import SlicedAllReduce, cut, n_slices
 from bml.torch.movements import Job
-from bml.torch.reductions import reduction
 from bml.torch.steps import GroupSteps
 from bml.torch.tensors import Tensor, check_dense, check_writable, describe, is_tensor
+from bml.torch.uneven import Counts
 from bml.torch.work import GroupWork
 from bml.train.operations.places import Empty
 
 
 class Group(Protocol):
     """What the collectives of a device need of their group."""
+
+    @property
+    def counts(self) -> Counts:
+        """How many ranks have a batch, in PyTorch's Join."""
+        ...
 
     def rank(self) -> int:
         """This rank."""
@@ -152,6 +157,10 @@ class _StagedCall(Collectives):
         """The twin of a tensor in host memory."""
         return self._twins[id(tensor)]
 
+    @property
+    def counts(self) -> Counts:
+        return self._group.counts
+
     def rank(self) -> int:
         return self._group.rank()
 
@@ -185,7 +194,7 @@ class _StagedCall(Collectives):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Reduce a large tensor in slices."""
         twins = listed(tensors)
-        how = reduction(operation(opts), twins, "all_reduce")
+        how = self.all_reduction(twins, opts)
         n = n_slices(twins[0].nbytes) if len(twins) == 1 else 1
         if n == 1 or not how.op:
             return super().allreduce(tensors, opts, timeout)

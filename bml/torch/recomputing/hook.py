@@ -107,6 +107,7 @@ class RecomputeHook:
         self._recompute = Recompute(model, loss, trained)
         self._numbers = {id(each.parameter): number for number, each in enumerate(trained)}
         self._names = [each.name for each in trained]
+        self._parameters = [each.parameter for each in trained]
         self._passes = Passes()
         self._backward: Backward | None = None
         self._is_compared = group.joins
@@ -138,6 +139,7 @@ class RecomputeHook:
             for index, samples in enumerate(loader):
                 passes.draw(shares, index)
                 yield samples
+            self._look_for_dropped()
             passes.finish()
         finally:
             if passes.is_open(shares):  # else this is an older pass, that ends late
@@ -242,14 +244,24 @@ class RecomputeHook:
 
     def _note_made(self, parameter: Any, _: Any) -> None:
         """Called by autograd before it adds to the gradient of a parameter."""
+        drawn = self._passes.drawn
+        if drawn and drawn[-1].is_forwarded and not drawn[-1].has_gradients:
+            self._look_for_dropped()
+            drawn[-1].has_gradients = True
         if not self._made:
             kept = parameter.grad
             self._keeps = kept is not None and bool(kept.any())
         self._made.add(self._numbers[id(parameter)])
 
+    def _look_for_dropped(self) -> None:
+        """Leave out the batches that were accumulated if the loop has dropped their gradients since."""
+        if self._made and all(self._parameters[number].grad is None for number in self._made):
+            self._passes.drop_gradients()
+            self._made.clear()
+
     def _begin(self) -> Backward:
         drawn = self._passes.drawn
-        if not drawn or not drawn[-1].is_forwarded:
+        if not drawn or not drawn[-1].has_gradients:
             raise UsageError(
                 "backward of the DistributedDataParallel without a batch whose samples are known: call it in "
                 "`for samples in hook.batches(loader)`, once for each batch, under no_sync for the others"

@@ -18,13 +18,14 @@ from bml.train.batches import GlobalBatch
 class Drawn:
     """A batch that was drawn from the loader.
 
-    `is_forwarded`: its loss was computed. `is_ours` is False on a rank that joined after the batch: its own
-    share is not in its gradients.
+    `is_forwarded`: its loss was computed. `has_gradients`: backward was called then, and they are not reduced
+    yet. `is_ours` is False on a rank that joined after the batch: its own share is not in its gradients.
     """
 
     whole: GlobalBatch
     shares: LoaderShares
     is_forwarded: bool = False
+    has_gradients: bool = False
     is_ours: bool = True
 
     @property
@@ -68,7 +69,7 @@ class Passes:
         self._owed = []
 
     def draw(self, shares: LoaderShares, index: int) -> None:
-        """Note that a batch was drawn. The one before it is left out if its loss was not computed.
+        """Note that a batch was drawn. The one before it is left out if it has no gradients.
 
         Raises UsageError if a pass over another loader has begun meanwhile.
         """
@@ -87,6 +88,13 @@ class Passes:
         """Note that the loss of the last batch is computed."""
         if self.drawn:
             self.drawn[-1].is_forwarded = True
+
+    def drop_gradients(self) -> None:
+        """Note that the loop has dropped the gradients that were made: those batches are left out."""
+        for each in self.drawn:
+            if each.has_gradients:
+                self.ledger.leave_out(each.whole)
+        self.drawn = [each for each in self.drawn if not each.has_gradients]
 
     def commit(self, contributors: tuple[int, ...]) -> None:
         """Note that the gradients of all drawn batches are reduced."""
@@ -118,8 +126,8 @@ class Passes:
 
     def save(self) -> Any:
         """The position and the ledger, between two batches, for a rank that joins."""
-        reduced = [each.whole.batch_no for each in self.drawn if each.is_forwarded]
-        return {"ledger": self.ledger.dump(), "next": self._n_drawn - 1, "owed": reduced}
+        owed = [each.whole.batch_no for each in self.drawn if each.has_gradients]
+        return {"ledger": self.ledger.dump(), "next": self._n_drawn - 1, "owed": owed}
 
     def load(self, saved: Any) -> None:
         """Take what `save` returned on another rank: the batch that it had drawn last is the next here."""
@@ -136,8 +144,8 @@ class Passes:
     def _missed(self, index: int) -> Drawn:
         assert self._shares is not None
         whole = self._shares.plan.batch(self.ledger.pass_no, index)
-        return Drawn(whole, self._shares, is_forwarded=True, is_ours=False)
+        return Drawn(whole, self._shares, is_forwarded=True, has_gradients=True, is_ours=False)
 
     def _drop_unused(self) -> None:
-        if self.drawn and not self.drawn[-1].is_forwarded:
+        if self.drawn and not self.drawn[-1].has_gradients:
             self.ledger.leave_out(self.drawn.pop().whole)
