@@ -63,7 +63,8 @@ class Job:
         command = [sys.executable, "-m", "bml", "run", str(folder / "training.py"), "--fabric", FABRIC]
         command += ["--address", cluster.address, "--report", "report.json", *options]
         status = "echo $? > status.new; mv status.new status; sleep 999"
-        cluster.start_nodes(f"{' '.join(command)} > out.txt 2> err.txt; {status}")
+        # It is about Ray's head: no server may be lost, though two machines of Ray start on two cores.
+        cluster.start_nodes(f"BML_DETECT_S=2 {' '.join(command)} > out.txt 2> err.txt; {status}")
 
     def at(self) -> int:
         """The batch that the slowest server has come to."""
