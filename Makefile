@@ -21,7 +21,7 @@ demo-fabric: $(VENV)/.ready
 # The pure tests, and of the real ones one of each kind: real processes, sockets, namespaces, Ray.
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n auto --durations=20 -m "not (real or ray or matrix or slow or serial)"
-	$(BIN)/python -m pytest $$(BML_WORKERS=$${BML_WORKERS:-2} .ci/workers) -m "smoke and not serial" $$(grep -rl --include='test_*.py' mark.smoke tests | sort)
+	$(BIN)/python -m pytest $$(.ci/workers) -m "smoke and not serial" $$(grep -rl --include='test_*.py' mark.smoke tests | sort)
 
 # All the others: long pure tests, real ones (BML_WORKERS=2: two beside each other), and those that judge time.
 gate: gate-pure gate-real gate-serial
