@@ -111,6 +111,12 @@ def test_another_users_socket_is_not_believed(open_to_all: Path, monkeypatch: py
             stranger.kill()
 
 
+def folder_of_nobody(path: Path) -> Path:
+    path.mkdir(mode=0o700)
+    os.chown(path, NOBODY, NOBODY)
+    return path
+
+
 @contextmanager
 def job_of(user: int) -> Iterator[Path]:
     """The door of a job of another user."""
@@ -127,9 +133,7 @@ def test_root_is_answered_by_the_job_of_a_user(
     keeps: bool, open_to_all: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`keeps`: sudo may keep the user's runtime folder in the environment; root's own is another one."""
-    runtime = open_to_all / "runtime"
-    runtime.mkdir(mode=0o700)
-    os.chown(runtime, NOBODY, NOBODY)
+    runtime = folder_of_nobody(open_to_all / "runtime")
     monkeypatch.setenv("TMPDIR", str(open_to_all))
     monkeypatch.setattr(tempfile, "tempdir", str(open_to_all))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime) if keeps else "")
@@ -147,9 +151,7 @@ def test_root_removes_nothing_for_a_user_and_follows_no_link(
     """What lies in the folder of a user may lead anywhere."""
     monkeypatch.setattr(tempfile, "tempdir", str(open_to_all))
     monkeypatch.setenv("XDG_RUNTIME_DIR", "")
-    theirs = open_to_all / f"bml-{NOBODY}"
-    theirs.mkdir(mode=0o700)
-    os.chown(theirs, NOBODY, NOBODY)
+    theirs = folder_of_nobody(open_to_all / f"bml-{NOBODY}")
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(theirs / "bml-dead.sock"))
     dead.close()
@@ -171,9 +173,7 @@ def test_a_folder_of_another_user_is_not_to_be_removed(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(open_to_all))
     monkeypatch.setenv("XDG_RUNTIME_DIR", "")
-    taken = open_to_all / f"bml-{os.geteuid()}"
-    taken.mkdir(mode=0o700)
-    os.chown(taken, NOBODY, NOBODY)
+    folder_of_nobody(open_to_all / f"bml-{os.geteuid()}")
     with pytest.raises(FabricError, match=f"belongs to user {NOBODY}.*XDG_RUNTIME_DIR"):
         jobsocket.folder()
 
