@@ -168,6 +168,27 @@ def test_interrupts_leave_nothing(tmp_path: Path, transport: str, times: int) ->
     assert set(os.listdir("/dev/shm")) == shared
 
 
+NOT_CLOSED = f"""
+import bml
+{SCRIPT}
+if __name__ == "__main__":
+    bml.start(train, fabric="bcube:2x2", launcher="processes")
+    print("started", flush=True)
+"""
+
+
+@pytest.mark.real
+def test_a_job_that_nobody_closes_ends_with_its_program(tmp_path: Path) -> None:
+    """As after two interrupts of which the second comes before `close` has begun."""
+    (tmp_path / "endless.py").write_text(NOT_CLOSED)
+    (tmp_path / "run" / "bml").mkdir(mode=0o700, parents=True)
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    with commands.begun(sys.executable, str(tmp_path / "endless.py"), env=environment) as process:
+        _, stderr = process.communicate(timeout=20)
+        assert (process.returncode, stderr) == (0, "")
+    assert [*(tmp_path / "run" / "bml").iterdir()] == []
+
+
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("number", "status", "kind"),

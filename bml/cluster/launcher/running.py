@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Container, Iterable
 from concurrent.futures import Future, wait
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ class Job:
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
         self._socket: JobSocket | None = None
         self._give_up_at: dict[int, float] = {}
+        # Two interrupts, one just after the other, end `close` before it has begun.
+        self._at_exit = util.Finalize(None, self._end, [Future()], exitpriority=0)
 
     @property
     def name(self) -> str:
@@ -262,8 +265,6 @@ class Job:
         A thread does that, so Ctrl-C ends only the wait for it. It goes on, and the next call waits for it,
         or at the latest Python at the end of the program.
         """
-        self._result.interrupted |= self.running
-        self._ending.set()
         if not self._closed.is_set():
             outcome: Future[None] = Future()
             threading.Thread(target=self._end, args=(outcome,), name="bml-closing").start()
@@ -274,11 +275,14 @@ class Job:
 
     def _end(self, outcome: Future[None]) -> None:
         """End the job for `close`. Each part can be repeated, after an error or by another thread."""
+        self._result.interrupted |= self.running
+        self._ending.set()
         try:
             with self._one_closes:
                 if not self._closed.is_set():
                     self._end_all()
                 self._closed.set()
+                self._at_exit.cancel()
         except BaseException as error:
             outcome.set_exception(error)
         else:
