@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ def own_logger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     ray_fleet = pytest.importorskip("bml.cluster.ray.fleet")
     from bml.cluster.ray import asking as ray_asking
     from bml.cluster.ray import connection as ray_connection
@@ -50,7 +51,10 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
         monkeypatch.setattr(module, "_LOOK_S", 0.05)
     for server in SPEC.servers:
         made.answers[f"ServerActor {server}", "contact"] = (contact(server), NOBODY)
-    return made
+    before = {*threading.enumerate()}
+    yield made
+    left = {thread.name for thread in {*threading.enumerate()} - before}
+    assert "bml-watch" not in left, "a fleet that is not closed would look at the Ray of the next test"
 
 
 @pytest.fixture

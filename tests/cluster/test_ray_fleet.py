@@ -122,6 +122,7 @@ def test_a_server_that_ray_does_not_reach_while_it_starts_is_asked_again(ray: Fa
     starting.join(10)
     assert len(ray.asked("ServerActor 1", "run")) == 1
     assert len(ray.asked("ServerActor 1", "new")) == 1, "it is the same actor"
+    fleet.close()
 
 
 def test_an_actor_that_did_not_come_in_time_is_ended(ray: FakeRay) -> None:

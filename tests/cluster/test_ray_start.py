@@ -35,6 +35,7 @@ def test_servers_are_on_one_machine_only_if_it_has_room_for_all(
     assert fleet._strategy(fleet._homes[0]) == where
     (place,) = [arguments[2] for arguments in ray.asked("ServerActor 0", "new")]
     assert (place is not None) == (free == 2.0), "loopback addresses reach nobody elsewhere"
+    fleet.close()
 
 
 def test_a_ray_of_ones_own_without_room_is_refused_at_once(
@@ -85,6 +86,7 @@ def test_a_job_begins_with_the_least_servers_that_ray_has_placed(
     (told,) = ray.asked("CoordinatorActor", "begin")
     assert told[0].absent == (3,)
     assert sorted(told[1]) == [0, 1, 2]
+    fleet.close()
 
 
 def test_a_server_that_cannot_start_says_why_on_ray(ray: FakeRay) -> None:
