@@ -31,6 +31,17 @@ for _name in _FOR_OUTPUT:
 
 
 @pytest.fixture(autouse=True)
+def _nobody_alive_is_missed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real tests may run beside each other: what lives and gets no core for half a second is not dead.
+
+    A test about silence says itself how long silence lasts.
+    """
+    marks = {mark.name for mark in request.node.iter_markers()}
+    if marks & {"real", "ray", "matrix"} and "serial" not in marks:
+        monkeypatch.setenv("BML_DETECT_S", "2")
+
+
+@pytest.fixture(autouse=True)
 def _loggers_stay_as_they_are() -> Iterator[None]:
     """A handler that a test leaves shows the news of all later ones, perhaps twice, from another thread."""
     before = _loggers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +16,18 @@ _WARM_UP_S = 10.0
 _WARM_UP_STEPS = 2
 """Until so many steps are committed, training functions do things for the first time: they import, initialise
 devices, compile. That may hold Python's interpreter lock for seconds, and nothing is sent without it."""
+
+
+def detect_s_from(environ: Mapping[str, str]) -> float:
+    """The `detect_s` of a job that names none: that of BML_DETECT_S, else the default.
+
+    Raises UsageError for one that cannot be.
+    """
+    text = environ.get("BML_DETECT_S", "")
+    try:
+        return Timeouts.of(float(text)).detect_s if text else DEFAULT_DETECT_S
+    except (ValueError, UsageError):  # UsageError: a number with which no time-outs can be
+        raise UsageError(f"BML_DETECT_S is {text!r}: give 0.05 to 60 seconds") from None
 
 
 @dataclass(frozen=True)

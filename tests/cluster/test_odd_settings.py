@@ -39,6 +39,12 @@ def test_it_is_refused_before_anything_is_started(settings: dict[str, Any], says
     assert says in str(caught.value)
 
 
+def test_a_silence_of_the_environment_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BML_DETECT_S", "soon")
+    with pytest.raises(UsageError, match="BML_DETECT_S is 'soon': give"):
+        bml.start(print, "bcube:2x1", launcher="processes")
+
+
 def test_a_job_that_was_ended_early_says_so() -> None:
     result = Result(JobSpec("bcube:2x1"))
     assert str(result.failure()) == "the job was ended before a server reached the end"

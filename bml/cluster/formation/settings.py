@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bml.cluster.spec.job import JobSpec, default_nics
 from bml.cluster.spec.nics import nics_of as machine_nics
-from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
+from bml.protocol.timeouts import detect_s_from
 from bml.topology.errors import UsageError
 from bml.transport.choice import AUTO
 
@@ -61,7 +61,7 @@ def job_of(settings: Settings, hosts: Sequence[Host], environ: Mapping[str, str]
         )
     spec = JobSpec(
         fabric=fabric_of(settings, size, environ),
-        detect_s=_detect_s(settings, environ),
+        detect_s=detect_s_from(environ) if settings.detect_s is None else settings.detect_s,
         start_s=settings.start_s,
         min_servers=_least(settings, one_host, environ),
         transport=settings.transport,
@@ -112,13 +112,3 @@ def _least(settings: Settings, one_host: bool, environ: Mapping[str, str]) -> in
         return int(text) if text else (1 if one_host else None)
     except ValueError:
         raise UsageError(f"BML_MIN_SERVERS is {text!r}: give a whole number") from None
-
-
-def _detect_s(settings: Settings, environ: Mapping[str, str]) -> float:
-    if settings.detect_s is not None:
-        return settings.detect_s
-    text = environ.get("BML_DETECT_S", "")
-    try:
-        return Timeouts.of(float(text)).detect_s if text else DEFAULT_DETECT_S
-    except (ValueError, UsageError):  # UsageError: a number with which no time-outs can be
-        raise UsageError(f"BML_DETECT_S is {text!r}: give 0.05 to 60 seconds") from None

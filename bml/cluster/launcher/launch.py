@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -27,7 +28,7 @@ from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.faults import Fault
 from bml.protocol.server.learner import KEPT_NBYTES
-from bml.protocol.timeouts import DEFAULT_DETECT_S
+from bml.protocol.timeouts import detect_s_from
 from bml.topology import parse
 from bml.train.keeping.settings import EVERY, KEEP, Keeping, Path
 from bml.transport.choice import AUTO
@@ -95,7 +96,7 @@ def start(
         fabric,
         algorithm,
         tuple(map(str, texts)),
-        detect_s=DEFAULT_DETECT_S if detect_s is None else detect_s,
+        detect_s=detect_s_from(os.environ) if detect_s is None else detect_s,
         start_s=start_s,
         min_servers=min_servers,
         emulated=DEFAULT_NAME if emulated is True else emulated or None,
@@ -167,7 +168,7 @@ def launch(*arguments: Any, **options: Any) -> Result:
         topology: Racks of a Ray cluster's machines, {"rack-1": ["10.0.0.1", "node-2"]}, or a file with them.
         algorithm: Of the schedule (`bml plan`). "auto" chooses by the size of each step.
         detect_s: Seconds of silence after which a failure is suspected: it is noticed within 1.25 times as
-            long, and within 3.25 times where heartbeats are often late. Default: 0.5.
+            long, and within 3.25 times where heartbeats are often late. Default: `BML_DETECT_S`, else 0.5.
         start_s: Seconds that servers may take to appear.
         min_servers: With fewer survivors the job stops. Default: more than half of the view before.
         emulated: Name of an emulated fabric of this machine for the servers: cables really break. True is
