@@ -106,6 +106,23 @@ def test_environment_arguments_and_prefixes(tmp_path: Path) -> None:
         }
 
 
+HAS_A_SECRET = """
+import os, psutil
+secret = os.environ["BML_SECRET"]
+print(secret, *[each.pid for each in psutil.Process().parents() if secret in " ".join(each.cmdline())])
+"""
+
+
+@pytest.mark.parametrize("given", ["", "that of the user"])
+def test_ranks_of_one_node_have_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """It is in their environment, which other users cannot read, and in no argument of a command."""
+    monkeypatch.setenv("BML_SECRET", given)
+    status, out, _ = done(tmp_path, "--nproc-per-node=2", script(tmp_path, HAS_A_SECRET))
+    assert status == 0
+    (said,) = {line.partition("] ")[2] for line in out}
+    assert said == given if given else re.fullmatch("[0-9a-f]{64}", said)
+
+
 # Each of these scripts waits for a file that another rank makes, so that no time decides.
 DIES = """
 import os, pathlib, signal, sys, time

@@ -1,7 +1,8 @@
 """What the ranks of a group write into their store, and read of it.
 
 bml/host/RANK      the machine of a rank
-bml/job            the job, with its token: the store is trusted
+bml/secret         the mark of rank 0's secret (bml.cluster.formation.secret); empty if it has none
+bml/job            the job, with its token: without a secret, all that reach the store are trusted
 bml/contact/RANK   the addresses of a rank in its first incarnation
 bml/joined         how many joiners there were
 bml/join/NUMBER    the rank and addresses of a joiner; the number is its incarnation
@@ -18,10 +19,12 @@ import msgspec
 
 from bml.cluster.formation.settings import Host
 from bml.cluster.spec.job import Contact, JobSpec
-from bml.errors import StartError
+from bml.errors import StartError, UsageError
 
 _JOB = "bml/job"
 _JOINED = "bml/joined"
+_SECRET = "bml/secret"
+_NONE = "none"
 
 _decode_host = msgspec.json.Decoder(Host).decode
 _decode_job = msgspec.json.Decoder(JobSpec).decode
@@ -86,9 +89,18 @@ class Entries:
         """Whether rank 0 has made the job."""
         return self._store.check([_JOB])
 
-    def put_job(self, spec: JobSpec) -> None:
-        """Say what the job is."""
+    def put_job(self, spec: JobSpec, mark: bytes) -> None:
+        """Say what the job is, and by which mark rank 0 is known to have its secret."""
+        self._store.set(_SECRET, mark.hex() or _NONE)
         self._store.set(_JOB, msgspec.json.encode(spec))
+
+    def mark(self) -> bytes:
+        """The mark of rank 0's secret, once the job is there. Raises UsageError if it cannot be one."""
+        text = self._store.get(_SECRET).decode("ascii", "replace")
+        try:
+            return b"" if text == _NONE else bytes.fromhex(text)
+        except ValueError:
+            raise UsageError(f"{_SECRET} in the store of this group is {text!r:.80}, and no mark") from None
 
     def job(self) -> JobSpec:
         """Wait for the job."""
@@ -147,7 +159,7 @@ class Entries:
 
 def names(size: int) -> list[str]:
     """The keys of a group of `size` ranks that none has joined."""
-    return [_JOB, _JOINED, *map(_host, range(size)), *map(_contact, range(size))]
+    return [_JOB, _JOINED, _SECRET, *map(_host, range(size)), *map(_contact, range(size))]
 
 
 def _names(ranks: list[int], but: str) -> str:

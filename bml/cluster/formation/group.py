@@ -18,6 +18,7 @@ from bml.cluster.formation.exchange import Exchange
 from bml.cluster.formation.host import this_host
 from bml.cluster.formation.monitor import Monitor
 from bml.cluster.formation.point_to_point import ANY
+from bml.cluster.formation.secret import Secret
 from bml.cluster.formation.settings import Host, Settings, job_of, nics_of
 from bml.cluster.formation.standby import Standby
 from bml.cluster.server.server import Server
@@ -170,9 +171,11 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     if not 0 <= rank < size:
         raise UsageError(f"rank is {rank}: give 0 to {size - 1}, as there are {size} ranks")
     deadline = time.monotonic() + settings.start_s
-    entries = Entries(store, size, deadline)
+    entries, secret = Entries(store, size, deadline), Secret(os.environ)
     joins = entries.has_contact(rank)
-    spec = entries.job() if joins else _agreed(entries, rank, settings)
+    spec = entries.job() if joins else _agreed(entries, rank, settings, secret)
+    secret.check(entries.mark(), spec)
+    spec = secret.mixed_into(spec)
     if joins and not spec.rejoin:
         raise StartError(
             f"rank {rank} was in this group before, and no rank is let in again: rank 0 formed it with "
@@ -210,11 +213,12 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     return group
 
 
-def _agreed(entries: Entries, rank: int, settings: Settings) -> JobSpec:
+def _agreed(entries: Entries, rank: int, settings: Settings, secret: Secret) -> JobSpec:
     """Meet the other ranks of the first formation; returns the job that rank 0 makes."""
     entries.came(rank, this_host(settings.host))
     if rank == 0 and not entries.has_job:
-        entries.put_job(job_of(settings, entries.hosts()))
+        spec = job_of(settings, entries.hosts())
+        entries.put_job(spec, secret.mark(spec))
     return entries.job()
 
 

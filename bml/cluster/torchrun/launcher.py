@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -13,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from bml.cluster.formation.secret import SECRET
 from bml.cluster.torchrun.layout import THREADS, Layout, threads_of
 from bml.cluster.torchrun.nodes import GONE_S
 from bml.cluster.torchrun.output import Pipe, Show
@@ -111,6 +113,9 @@ class _Launcher:
         self._ranks: Ranks
         self._strikes: Strikes
         self._threads: int | None = None
+        # The ranks of other nodes must have the same, and this launcher has no way to tell it to them alone.
+        own = request.n_nodes == 1 and not os.environ.get(SECRET)
+        self._secret = {SECRET: secrets.token_hex(32)} if own else {}
         self._began = 0.0
 
     def _start_store(self, listening: socket.socket | None) -> Helper:
@@ -169,7 +174,7 @@ class _Launcher:
 
     def _start(self, rank: int) -> None:
         pipes = [Pipe(rank, number, self._show) for number in (1, 2)]
-        environment = self._layout.environment(rank, self._ranks.restarts(rank), self._threads)
+        environment = self._layout.environment(rank, self._ranks.restarts(rank), self._threads) | self._secret
         self._subreaper.send(
             {"do": "start", "rank": rank, "environment": environment}, [pipe.writes for pipe in pipes]
         )

@@ -13,6 +13,7 @@ from bml.cluster.formation import program_end
 from bml.cluster.formation.entries import Entries
 from bml.cluster.formation.group import form
 from bml.cluster.formation.host import this_host
+from bml.cluster.formation.secret import SECRET, Secret
 from bml.cluster.formation.settings import Settings, job_of
 from bml.cluster.spec.job import Contact
 from bml.errors import FabricError, StartError
@@ -21,12 +22,13 @@ SIZE, RANK = 3, 2
 HERE = this_host(None)
 
 
-def begun(store: FileStore, settings: Settings) -> Entries:
+def begun(store: FileStore, settings: Settings, secret: str = "") -> Entries:
     """The entries of a group of which the others have appeared, and rank 0 has made the job."""
     entries = Entries(store, SIZE, 0.0)
     for rank in range(SIZE):
         entries.came(rank, HERE)
-    entries.put_job(job_of(settings, [HERE] * SIZE))
+    spec = job_of(settings, [HERE] * SIZE)
+    entries.put_job(spec, Secret({SECRET: secret}).mark(spec))
     return entries
 
 
