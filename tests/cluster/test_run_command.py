@@ -101,6 +101,19 @@ def test_a_script_may_be_called_as_others_are(name: str, tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
 
 
+def test_files_beside_a_script_may_be_called_as_modules_of_python(tmp_path: Path) -> None:
+    """The launcher looks for modules beside the script last, and so do its processes, wherever they begin."""
+    for name in ("queue", "json", "random", "socket", "numpy", "msgspec"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is another one')\n")
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = [str(Path(sys.executable).with_name("bml")), "run", "train.py"]
+    options = ["--launcher", "processes", "--fabric", "bcube:2x1", "--quiet"]
+    done = subprocess.run(
+        [*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -165,7 +165,7 @@ class EmulatedRayFleet:
         with theirs:
             self._supervisor = Supervisor((theirs.fileno(),), self._prints)
             self._driver = _DriverEnd(ours)
-            command = [sys.executable, "-c", _DRIVER, str(theirs.fileno())]
+            command = [sys.executable, "-P", "-c", _DRIVER, str(theirs.fileno())]
             self._supervisor.start(_HEAD, self._head.namespace, command, self._environment, logged=False)
         self._say(self.spec, self._prints, self._head.control_host, self._places, self._listener.endpoint)
         self._address = self._reply("head", self.spec.start_s)
@@ -195,7 +195,7 @@ class EmulatedRayFleet:
         assert supervisor is not None
         ray = "from ray.scripts.scripts import main; main()"
         command = [
-            *(sys.executable, "-c", ray, "start", "--block", f"--address={self._address}"),
+            *(sys.executable, "-P", "-c", ray, "start", "--block", f"--address={self._address}"),
             *(f"--node-ip-address={place.control_host}", f"--temp-dir={MACHINE_FOLDER}", "--num-cpus=0"),
             *(f"--object-store-memory={_OBJECT_STORE_NBYTES}", "--disable-usage-stats"),
         ]

@@ -104,7 +104,7 @@ class ForkServer:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _LAUNCHERS)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _ENTRY, *map(str, given)],
+                [sys.executable, "-P", "-c", _ENTRY, *map(str, given)],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -55,7 +55,7 @@ class Supervisor:
         environment = {**os.environ, **ONE_THREAD, **what_we_import()}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _ENTRY, *map(str, (theirs.fileno(), *inherited))],
+                [sys.executable, "-P", "-c", _ENTRY, *map(str, (theirs.fileno(), *inherited))],
                 pass_fds=[theirs.fileno(), *inherited],
                 env=environment,
                 stdin=subprocess.DEVNULL,

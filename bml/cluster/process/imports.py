@@ -6,6 +6,18 @@ import os
 import sys
 
 
+def paths() -> list[str]:
+    """Return the folders where this process looks for modules, without those of a removed working folder."""
+    try:
+        os.getcwd()
+    except OSError:
+        return [path for path in sys.path if os.path.isabs(path)]
+    return [os.path.abspath(path) for path in sys.path]
+
+
 def what_we_import() -> dict[str, str]:
-    """Environment of a process that can import all modules of this one, also the user's own."""
-    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    """Environment of a process that can import all modules of this one, also the user's own.
+
+    Start it with `-P`, or a file beside the user's script may be taken for a module of Python.
+    """
+    return {"PYTHONPATH": os.pathsep.join(paths())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections import ChainMap
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
+from bml.cluster.process.imports import paths
 from bml.errors import UsageError
 from bml.train.session import Session
 
@@ -51,17 +51,8 @@ def pack(train: Train) -> bytes:
     finally:
         if module is not None:
             cloudpickle.unregister_pickle_by_value(module)
-    sent: bytes = cloudpickle.dumps((sys.argv, _paths(), function.getvalue()))
+    sent: bytes = cloudpickle.dumps((sys.argv, paths(), function.getvalue()))
     return sent
-
-
-def _paths() -> list[str]:
-    """Return the folders where this process looks for modules, without those of a removed working folder."""
-    try:
-        os.getcwd()
-    except OSError:
-        return [path for path in sys.path if os.path.isabs(path)]
-    return [os.path.abspath(path) for path in sys.path]
 
 
 def unpack(sent: bytes) -> Train:
@@ -70,8 +61,8 @@ def unpack(sent: bytes) -> Train:
     `sys.argv` is that of the launcher from now on, and the launcher's folders of modules are at the end of
     `sys.path`. Raises any error of loading the function.
     """
-    sys.argv[:], paths, function = cloudpickle.loads(sent)
-    sys.path += [path for path in paths if path not in sys.path]
+    sys.argv[:], folders, function = cloudpickle.loads(sent)
+    sys.path += [path for path in folders if path not in sys.path]
     train: Train = cloudpickle.loads(function)
     return train
 

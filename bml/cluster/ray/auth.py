@@ -87,7 +87,7 @@ def exposure(address: str) -> tuple[bool, str]:
         return False, f"{address} cannot be asked: {error}"
     asks = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     asks["RAY_AUTH_MODE"] = "disabled"
-    command = [sys.executable, "-c", _PROBE, address]
+    command = [sys.executable, "-P", "-c", _PROBE, address]
     try:
         done = subprocess.run(
             command, env=asks, capture_output=True, text=True, timeout=_PROBE_S, check=False

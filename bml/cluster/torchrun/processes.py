@@ -80,7 +80,7 @@ def start_store(wanted: Wanted) -> Helper:
     """Start the process that hosts the store, or meets the other nodes in that of node 0."""
     inherited = () if wanted.listening is None else (wanted.listening,)
     environment = {**os.environ, **what_we_import()}
-    return Helper(["-c", _STORE, "SOCKET", wanted.argument()], inherited, environment)
+    return Helper(["-P", "-c", _STORE, "SOCKET", wanted.argument()], inherited, environment)
 
 
 def listen(host: str, port: int, node: int | None, n_nodes: int) -> socket.socket | None:
