@@ -76,7 +76,7 @@ def train(session: Any, ends: int = 0) -> list[float]:
     def gradient(indices: Any) -> Any:
         return np.full(100, float(indices.sum()))
 
-    for batch in session.batches(12 * 30, global_batch=12, epochs=1, seed=1):
+    for batch in session.batches(12 * 60, global_batch=12, epochs=1, seed=1):
         if batch.batch_no == ends > 0:
             raise RuntimeError("ends here")
         w += 12 * batch.allreduce(gradient(batch.indices), recompute=gradient)
@@ -92,8 +92,8 @@ def test_a_job_goes_on_from_a_bucket(bucket: str) -> None:
     assert key.steps >= 5
     assert has_checkpoints(kept)
     again = launch(train, "bcube:2x1", **keeping)
-    assert again.value == pytest.approx([sum(range(12 * 30))] * 100)
-    assert again.report["steps"] < 30
+    assert again.value == pytest.approx([sum(range(12 * 60))] * 100)
+    assert again.report["steps"] < 60
     assert again.report["samples"]["complete"]
     assert newest_whole(files_of(kept)).steps > key.steps
     assert not [name for name in files_of(kept).names() if not name.startswith("0")]

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
 
-# Per event: faults, whether lost servers are started again, and who is lost in the end, and how.
+# Per event: faults, whether lost servers are started again, and which are gone in the end, and how.
 EVENTS: dict[str, tuple[list[str], bool, dict[str, str]]] = {
     "killed": (["kill:3@step=5"], False, {"3": "its process "}),
     "exits": (["exit:3@step=5"], False, {"3": "its process "}),
@@ -49,7 +49,7 @@ def until(stop):
     return train
 
 
-def happen(name, faults, rejoin, lost):
+def happen(name, faults, rejoin, gone):
     stop = FOLDER + "/" + name
     with bml.start(until(stop), "bcube:2x2", faults=faults, rejoin=rejoin, **PATIENT) as job:
         deadline = time.monotonic() + WITHIN_S
@@ -58,9 +58,9 @@ def happen(name, faults, rejoin, lost):
             if rejoin:
                 over = now["epoch"] >= 4 and len(now["members"]) == 4 and not now["learners"]
             else:
-                over = set(map(str, now["lost"])) == set(lost)
+                over = set(map(str, [*now["lost"], *now["left"]])) == set(gone)
                 over |= name == "stopped for good" and now["epoch"] > 1
-            if over and len(now["members"]) == 4 - len(lost):
+            if over and len(now["members"]) == 4 - len(gone):
                 break
             time.sleep(0.05)
         open(stop, "w").close()
@@ -70,7 +70,8 @@ def happen(name, faults, rejoin, lost):
         "values": sorted(result.values),
         # Step 5 is in the third iteration, and each adds 1 whoever is lost in it.
         "equal": len(set(result.values.values())) == 1 and result.value >= 3 and result.value % 1 == 0,
-        "dead": result.dead,
+        "gone": result.gone,
+        "left": list(result.left),
         "views": [len(view["members"]) for view in result.report["views"]],
         "terms": now["term"],
         "never struck": list(result.never_struck),
@@ -95,12 +96,13 @@ def test_events_end_alike(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "events.json").write_text(json.dumps(EVENTS))
     found = commands.found_by(_PROGRAM, tmp_path, launcher, within_s=260)
     assert found.pop("beside") == [[0, 1], {}]
-    for name, (_, rejoin, lost) in EVENTS.items():
+    for name, (_, rejoin, gone) in EVENTS.items():
         one = found[name]
-        survivors = [server for server in range(4) if str(server) not in lost]
+        survivors = [server for server in range(4) if str(server) not in gone]
         assert (one["over"], one["values"], one["equal"]) == (True, survivors, True), (name, one)
-        assert one["dead"].keys() == lost.keys(), (name, one)
-        assert all(one["dead"][server].startswith(how) for server, how in lost.items()), (name, one)
+        assert one["gone"].keys() == gone.keys(), (name, one)
+        assert all(one["gone"][server].startswith(how) for server, how in gone.items()), (name, one)
+        assert one["left"] == ([3] if name == "leaves" else []), (name, one)
         assert one["views"] == ([4, 3, 4, 4] if rejoin else [4, 3]), (name, one)
         assert one["terms"] == (2 if name == "another coordinator" else 1), (name, one)
         assert one["never struck"] == [], (name, one)
