@@ -23,7 +23,7 @@ test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n auto --durations=20 -m "not (real or ray or matrix or slow or serial)"
 	$(BIN)/python -m pytest $$(.ci/workers) -m "smoke and not serial" $$(grep -rl --include='test_*.py' mark.smoke tests | sort)
 
-# All the others: long pure tests, real ones (BML_WORKERS=2: two beside each other), and those that judge time.
+# All the others: long pure tests, real ones beside each other, and those that judge time.
 gate: gate-pure gate-real gate-serial
 
 gate-pure: $(VENV)/.ready-dev
