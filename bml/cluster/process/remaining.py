@@ -2,7 +2,8 @@
 
 A server's process ends without Python's own end, as it is forked and must not run the exit handlers of its
 parent. The last save or upload may be in a thread, an executor or an exit handler, so it waits for them as
-Python does: for threads that are no daemons, executors and `atexit`, and writes what files have in buffers.
+Python does: for threads that are no daemons, executors and `atexit`; then it writes what files have in
+buffers.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ import io
 import os
 import stat
 import threading
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Any
 
 from bml.train.calls import warn_user
 
 _PATIENCE_S = 5.0
 """After how long it is said for what a server that is done still waits."""
-_EXECUTORS = (ThreadPoolExecutor, ProcessPoolExecutor)
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -49,15 +49,11 @@ class Remaining:
         finishing.join(within_s)
 
     def _finish(self) -> None:
-        for executor in _objects(_EXECUTORS):
-            executor.shutdown()
         while threads := self._threads():
+            for executor in _executors_of(threads):
+                executor.shutdown()
             threads[0].join()
         self._run_exit_handlers()
-        for file in _objects(_BUFFERED):
-            with suppress(Exception):  # it is closed, or its disk is full
-                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe may wait for its reader
-                    file.flush()
 
     def _threads(self) -> list[threading.Thread]:
         new = {*threading.enumerate()} - self._others
@@ -71,6 +67,28 @@ class Remaining:
         )
 
 
-def _objects(kinds: tuple[type, ...]) -> list[Any]:
-    """Return the objects of these kinds that the program can still reach."""
-    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+def _executors_of(threads: Iterable[threading.Thread]) -> set[Executor]:
+    """Return the executors that work in these threads, which know them by weak references.
+
+    One that has no thread has never had work; one that the program has let go of ends its threads itself.
+    """
+    found = set()
+    for thread in threads:
+        arguments = getattr(thread, "_args", None) or (None,)  # of a thread that runs
+        reference = getattr(thread, "executor_reference", arguments[0])
+        if isinstance(reference, weakref.ref) and isinstance(executor := reference(), Executor):
+            found.add(executor)
+    return found
+
+
+def flush_files() -> None:
+    """Write what the files that the program can still reach have in buffers.
+
+    Only at the end of the process, when no thread of ours runs any more: a tuple that another thread is
+    making (`tuple(x for x in …)`) must not be referred to, or Python raises a SystemError there
+    (python/cpython issue 59313), and the list of all objects refers to it.
+    """
+    for file in [each for each in gc.get_objects() if issubclass(type(each), _BUFFERED)]:
+        with suppress(Exception):  # it is closed, or its disk is full
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe may wait for its reader
+                file.flush()

@@ -29,6 +29,7 @@ from bml.cluster.process.exiting import end_children
 from bml.cluster.process.logs import LogsAside
 from bml.cluster.process.mail import Outbox, receive
 from bml.cluster.process.preemption import leave_on_sigterm
+from bml.cluster.process.remaining import flush_files
 from bml.cluster.process.training import load, run_training
 from bml.cluster.server.server import Server
 from bml.cluster.spec.ending import WRITING_S
@@ -142,7 +143,9 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, incarn
         return  # the job does not begin, or begins without this server
     listening = (server, bool(spec.keeping.folder))
     threading.Thread(target=launcher.listen, args=listening, name="bml-launcher", daemon=True).start()
-    launcher.say("report", run_training(server, contacts, train, atexit._run_exitfuncs))
+    report = run_training(server, contacts, train, atexit._run_exitfuncs)
+    flush_files()
+    launcher.say("report", report)
     launcher.flush()
 
 

@@ -21,6 +21,7 @@ from bml.cluster.fleets.handles import ProcessId, this_process
 from bml.cluster.process.coordinator import CoordinatorLoop
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.preemption import leave_on_sigterm
+from bml.cluster.process.remaining import flush_files
 from bml.cluster.process.training import load, run_training
 from bml.cluster.ray.publishing import Publisher
 from bml.cluster.ray.watching.absence import rays_patience_s
@@ -89,7 +90,9 @@ class ServerActor:
         with self._runs:
             if self._report is None:
                 try:
-                    self._report = cloudpickle.dumps(run_training(self._server, contacts, train))
+                    report = run_training(self._server, contacts, train)
+                    flush_files()
+                    self._report = cloudpickle.dumps(report)
                 except BaseException as error:  # an error of the runtime: a death, as of any process
                     end_process(error)
                 end_children()  # Ray ends this process with SIGKILL, and the children would stay
