@@ -304,7 +304,7 @@ STOPPED = f"""
 import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
 import bml, test_closing
 bml.launch(test_closing.outlives_all, "bcube:2x2", launcher="processes", transport="tcp", start_s=4.0,
-           faults=["freeze:coordinator@step=20"])
+           detect_s=0.5, faults=["freeze:coordinator@step=20"])
 """
 GIVE_UP_S = 2 * 4.0
 

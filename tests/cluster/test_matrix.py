@@ -218,6 +218,7 @@ def run(cell: Cell, seen: jobs.Seen) -> bml.Result:
         absent=[] if cell.joiner is None else [cell.joiner],
         min_servers=1,
         start_s=20.0,
+        detect_s=0.5,
         on_change=seen,
     ) as job:
         try:

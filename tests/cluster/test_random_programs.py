@@ -30,7 +30,7 @@ def faults(chance: random.Random) -> dict[str, Any]:
         {"faults": [f"kill:{victim}@step={step}"]},
         {"faults": [f"kill:{victim}@step={step}"], "rejoin": True},
         {"faults": [f"kill:{victim}@step={step}", f"leave:{other}@step={step + chance.randint(0, 2)}"]},
-        {"faults": [f"freeze:{victim}@step={step},for=1.5s"], "rejoin": True},
+        {"faults": [f"freeze:{victim}@step={step},for=1.5s"], "rejoin": True, "detect_s": 0.5},
         {"absent": [victim], "faults": [f"join:{victim}@step={step}"]},
     ]
     return chance.choice(kinds)

@@ -37,7 +37,7 @@ def faults(chance: random.Random, transport: str) -> dict[str, Any]:
     kinds: list[dict[str, Any]] = [
         {"faults": [f"kill:{victim}@step={step}"]},
         {"faults": [f"kill:{victim}@step={step}", "coordinator@step=3"], "rejoin": True},
-        {"faults": [f"freeze:{victim}@step={step},for=1.5s"], "rejoin": True},
+        {"faults": [f"freeze:{victim}@step={step},for=1.5s"], "rejoin": True, "detect_s": 0.5},
         {"faults": [f"leave:{other}@step={step}"]},
         {"absent": [victim], "faults": [f"join:{victim}@step={step}"]},
     ]

@@ -96,7 +96,9 @@ def test_a_server_is_lost_in_mid_step(kind: str, phase: str) -> None:
     when = f"step={2 * STEP + 1}" + (f",phase={phase}" if phase else "")
     how = ",for=2s" if kind == "freeze" else ""
     before = left_behind()
-    result = jobs.launch(counted, "bcube:2x2", transport="shm", faults=[f"{kind}:1@{when}{how}"])
+    result = jobs.launch(
+        counted, "bcube:2x2", transport="shm", faults=[f"{kind}:1@{when}{how}"], detect_s=0.5
+    )
     spared = {1} & set(result.values)  # a frozen one may thaw before anybody misses it
     assert not spared or kind == "freeze"
     check_exact(result, {0, 2, 3} | spared)
@@ -142,13 +144,15 @@ def test_a_server_joins_and_is_killed_and_joins_again_between_large_and_small_st
 
 
 def test_a_server_that_holds_its_interpreter_is_lost_and_disturbs_nobody() -> None:
-    result = jobs.launch(counted, "bcube:2x2", transport="shm", faults=["gil:2@step=9,for=3s"])
+    result = jobs.launch(counted, "bcube:2x2", transport="shm", faults=["gil:2@step=9,for=3s"], detect_s=0.5)
     check_exact(result, {0, 1, 3})
 
 
 @pytest.mark.smoke
 def test_training_equals_the_reference_while_servers_die() -> None:
-    result = jobs.launch(jobs.descend, transport="shm", faults=["kill:4@step=12", "freeze:7@step=25,for=2s"])
+    result = jobs.launch(
+        jobs.descend, transport="shm", faults=["kill:4@step=12", "freeze:7@step=25,for=2s"], detect_s=0.5
+    )
     assert len(set(result.report["digests"].values())) == 1
     assert result.report["samples"]["complete"]
     np.testing.assert_allclose(result.value["params"], jobs.reference(), rtol=1e-4, atol=1e-6)
@@ -185,7 +189,7 @@ def test_results_read_in_place_survive_lost_servers() -> None:
 
     faults = ["kill:2@step=4", "freeze:1@step=8,for=2s"]
     for right, found in jobs.launch(
-        train, "bcube:3x1", transport="shm", faults=faults, min_servers=1
+        train, "bcube:3x1", transport="shm", faults=faults, min_servers=1, detect_s=0.5
     ).values.values():
         assert [[value] for value in right] == found
 

@@ -31,7 +31,7 @@ def train_until_healed() -> bml.Result:
             time.sleep(0.005)
         return len(commits_s), float(np.diff(commits_s).max())
 
-    return jobs.launch(train, faults=["stall:4/0,peer=3@step=20,for=2s"])
+    return jobs.launch(train, faults=["stall:4/0,peer=3@step=20,for=2s"], detect_s=0.5)
 
 
 @pytest.mark.serial("a step is committed before what stands still goes on")
