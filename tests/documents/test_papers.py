@@ -25,7 +25,7 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "more-failures": partial(failures.more_failures, (0, 1)),
     "pauses": partial(pauses.pauses, ("HiPS, bcube:16x2",)),
     "packet-times": partial(pauses.packet_times, ("HiPS, bcube:16x2",)),
-    "uplink-flows": partial(fat_tree.uplink_flows, (1, 9)),
+    "uplink-flows": partial(fat_tree.uplink_flows, ("HiPS",)),
     "job-completion": partial(trainings.job_completion, ("resnet50",), (10, 40)),
 }
 #: Figures of long simulations that cannot be sampled.
