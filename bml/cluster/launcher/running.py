@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Container, Iterable
 from concurrent.futures import Future, wait
-from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from bml.cluster.fleets.fleet import (
     Reported,
 )
 from bml.cluster.launcher import outcomes
+from bml.cluster.launcher.at_exit import AtExit
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.graces import give_up_at, inside, last_members
 from bml.cluster.launcher.history import History
@@ -91,7 +91,7 @@ class Job:
         self._socket: JobSocket | None = None
         self._give_up_at: dict[int, float] = {}
         # Two interrupts, one just after the other, end `close` before it has begun.
-        self._at_exit = util.Finalize(None, self._end, [Future()], exitpriority=0)
+        self._at_exit = AtExit(self._end)
 
     @property
     def name(self) -> str:
