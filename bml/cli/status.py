@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +12,10 @@ from rich.table import Table
 
 from bml.cli.output import current
 from bml.cli.printed import future_lines, size_lines
+from bml.cli.values import FiniteRange
 from bml.cli.web.options import WithWeb, served, web_options
 from bml.cluster.launcher import jobsocket
+from bml.errors import FabricError
 from bml.train.balancing.shown import in_words
 
 if TYPE_CHECKING:
@@ -24,9 +27,7 @@ _AGAIN_S = 0.1
 
 @click.command(cls=WithWeb)
 @click.option("--job", metavar="J", help="Name of the job. [default: the only one that runs]")
-@click.option(
-    "--wait", type=click.FloatRange(0), metavar="S", help="Wait up to S seconds for the first view."
-)
+@click.option("--wait", type=FiniteRange(0), metavar="S", help="Wait up to S seconds for the first view.")
 @web_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def status(job: str | None, wait: float | None, web: int | None, web_inject: bool, as_json: bool) -> None:
@@ -62,8 +63,9 @@ def _await(job: str | None, wait_s: float) -> None:
     while time.monotonic() < until_s:
         running = jobsocket.running()
         is_there = bool(running) if job is None else job in running
-        if is_there and jobsocket.call(job, {"do": "status"}).get("epoch"):
-            return
+        with suppress(FabricError):  # it ends, or is busy
+            if is_there and jobsocket.call(job, {"do": "status"}).get("epoch"):
+                return
         time.sleep(_AGAIN_S)
 
 
@@ -117,15 +119,15 @@ def _show(now: dict[str, Any], console: Console) -> None:
     for line in _transport_lines(now["servers"]):
         console.print(line)
     for how in ("lost", "left"):
-        for server, why in now[how].items():
+        for server, why in now.get(how, {}).items():
             console.print(f"{how}: server {server} ({why})")
-    if now["absent"]:
+    if now.get("absent"):
         console.print(f"never started: {_servers(now['absent'])}")
 
 
 def _broken(now: dict[str, Any]) -> list[str]:
     """Return what is broken: not the servers that left, never came, are to come, or have ended."""
-    well = {f"server:{each}" for key in ("left", "absent", "awaited", "ended") for each in now[key]}
+    well = {f"server:{each}" for key in ("left", "absent", "awaited", "ended") for each in now.get(key, ())}
     return [each for each in now.get("failures", []) if each not in well]
 
 

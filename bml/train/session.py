@@ -384,7 +384,9 @@ class Session(CollectiveCalls):
     # --- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait for steps that were begun; it is called when the training function has returned.
+        """Wait for steps that were begun, and then for a checkpoint that is being written.
+
+        It is called when the training function has returned, before exit handlers may close a file system.
 
         Raises the exception that broke the session, and UsageError on a joiner that did not reach the loop in
         which the others are.
@@ -393,6 +395,7 @@ class Session(CollectiveCalls):
             self._collectives.steps.wait_for_all()
             self._position.leave_all()
             self._collectives.check_has_begun()
+        self._whole.settle()
 
     def close(self) -> None:
         """End the threads of the session, once the job is over."""

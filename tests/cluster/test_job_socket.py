@@ -145,6 +145,27 @@ def test_root_is_answered_by_the_job_of_a_user(
 
 
 @needs_two_users
+def test_jobs_of_users_are_in_nobodys_way(open_to_all: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can make a socket; root chooses those by name, unless it has none of its own."""
+    monkeypatch.setenv("TMPDIR", str(open_to_all))
+    monkeypatch.setattr(tempfile, "tempdir", str(open_to_all))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    with job_of(NOBODY) as theirs:
+        assert jobsocket.find(None) == theirs
+        ours = JobSocket(jobsocket.folder() / "bml-ours.sock", lambda request: request)
+        try:
+            assert jobsocket.find(None) == ours.path
+            assert jobsocket.find("bml-theirs") == theirs
+            odd = JobSocket(jobsocket.folder() / "bml-\x1b]0;owned\x07.sock", lambda request: request)
+            try:
+                assert jobsocket.find(None) == ours.path, "its name would be shown"
+            finally:
+                odd.close()
+        finally:
+            ours.close()
+
+
+@needs_two_users
 def test_root_removes_nothing_for_a_user_and_follows_no_link(
     open_to_all: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,10 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(60 + VIEWS)]
 
 
 class World:
-    """All servers of a bcube:2x2 and the coordinator, as threads of this process."""
+    """All servers of a bcube:2x2 and the coordinator, as threads of this process.
+
+    They are daemons: a server that ends waits for what its training function has begun, not for the others.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(training, "unpack", lambda sent: self._step)
@@ -58,7 +61,7 @@ class World:
         contacts = {server: each.contact for server, each in self.servers.items()}
         self.threads = {server: self._train(each, contacts) for server, each in self.servers.items()}
         self.coordinator = CoordinatorLoop(self.spec, contacts, {}, 1, self._changed, lambda: None)
-        self._desk = threading.Thread(target=self.coordinator.run, name="coordinator")
+        self._desk = threading.Thread(target=self.coordinator.run, name="coordinator", daemon=True)
         self._desk.start()
         self._incarnations = 0
 
@@ -94,7 +97,7 @@ class World:
             self.reports.append(training.run_training(server, contacts, b""))
             self.reports[:] = [each for each in self.reports if each.outcome == "done"]
 
-        thread = threading.Thread(target=run, name=f"train-{server.server}")
+        thread = threading.Thread(target=run, name=f"train-{server.server}", daemon=True)
         thread.start()
         return thread
 

@@ -6,6 +6,7 @@ import atexit
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,35 @@ def test_a_job_ends_when_what_its_functions_left_under_way_is_done(launcher: str
     of_ray = {"at exit"} if launcher == "ray" else set()  # Ray ends its workers without exit handlers
     for server in range(3):
         assert left(tmp_path, server) == ALL - of_ray
+
+
+class Begins:
+    """Something of a training function that begins a thread of an executor where it is loaded."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _begin, (self.path,)
+
+
+def _begin(path: Path) -> ThreadPoolExecutor:
+    executor = ThreadPoolExecutor(1)
+    executor.submit(path.exists).result()
+    return executor
+
+
+def test_what_began_while_the_function_was_loaded_is_waited_for(tmp_path: Path) -> None:
+    def train(session: bml.Session, executor: Any) -> None:
+        def save() -> None:
+            time.sleep(0.3)
+            (tmp_path / f"loaded-{session.server}").write_text("whole")
+
+        session.allreduce(np.ones(3))
+        executor.submit(save)
+
+    bml.launch(partial(train, executor=Begins(tmp_path)), "bcube:3x1", launcher="processes", detect_s=5)
+    assert [left(tmp_path, server) for server in range(3)] == [{"loaded"}] * 3
 
 
 def test_after_an_error_the_rest_is_done_as_well(tmp_path: Path) -> None:

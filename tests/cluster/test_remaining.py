@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,23 @@ from contextlib import contextmanager
 import pytest
 
 from bml.cluster.process.remaining import Remaining
+
+FORKED = """
+import atexit, weakref
+from bml.cluster.fleets.fork_server import _forget_exit_handlers
+class Thing: pass
+inherited, own = Thing(), Thing()
+weakref.finalize(inherited, print, "of the parent")
+atexit.register(print, "of the parent, too")
+_forget_exit_handlers()
+weakref.finalize(own, print, "its own")
+"""
+
+
+def test_a_forked_process_runs_its_own_finalizers_and_none_of_its_parent() -> None:
+    """`weakref.finalize`, and with it every TemporaryDirectory, has one exit handler for all."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    assert done.stdout == "its own\n"
 
 
 @contextmanager

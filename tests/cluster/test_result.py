@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec, ServerReport
+from bml.errors import BmlError
 
 
 def test_a_result_is_shown_in_one_line() -> None:
@@ -24,6 +25,29 @@ def test_a_result_is_shown_in_one_line() -> None:
         "<Result on bcube:2x2: 3 of 4 servers done after 30 steps, lost 1, value {'loss': 0.5}>"
     )
     assert repr(Result(JobSpec("bcube:2x2"))) == "<Result on bcube:2x2: 0 of 4 servers done after 0 steps>"
+
+
+def test_an_interrupt_hides_no_error_that_ended_the_job() -> None:
+    """A server raised, another one was still about to end, and then came Ctrl-C."""
+    said = "server 0 raised OSError: the disk is full"
+    failed = ServerReport(0, "failed", None, said, "TrainingError", "", "", None, [], {"steps": 3})
+    result = Result(JobSpec("bcube:2x2"), {0: failed}, interrupted=True)
+    outcome = result.outcome()
+    assert (outcome["interrupted"], outcome["kind"]) == (False, "TrainingError")
+    assert "the disk is full" in outcome["text"]
+    of_launcher = Result(JobSpec("bcube:2x2"), interrupted=True).outcome(BmlError("no process could be made"))
+    assert of_launcher["text"] == "no process could be made"
+
+
+def test_a_server_that_had_left_is_not_lost_because_it_cannot_be_started_again() -> None:
+    result = Result(JobSpec("bcube:2x2"), {}, {1: "its process is gone"}, {3: "its Ray node is draining"})
+    for server in (1, 3):
+        result.comes(server)
+        result.stays_away(server, "Ray did not start it in time")
+    assert result.dead == {1: "Ray did not start it in time"}
+    assert result.left == {3: "its Ray node is draining; not started again yet: Ray did not start it in time"}
+    result.comes(3)
+    assert not result.left
 
 
 def test_a_job_that_was_asked_to_end_has_not_failed() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import logging
 import os
 import select
 import signal
@@ -24,9 +25,11 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from bml.cluster.fleets.preloading import preload
 from bml.cluster.process.exiting import end_children, end_process
@@ -305,10 +308,19 @@ def draw_anew() -> None:
         torch.seed()
 
 
+def _forget_exit_handlers() -> None:
+    """Forget those of the parent; what the program of this process adds is run at its end."""
+    atexit._clear()
+    finalize: Any = weakref.finalize  # it registers itself once, for all finalizers
+    finalize._registry.clear()
+    finalize._registered_with_atexit = False
+    atexit.register(logging.shutdown)
+
+
 def _run_forked(serve: object, descriptor: int) -> None:
     """Run like a process of its own, with random numbers and an end of its own."""
     try:
-        atexit._clear()  # those of its parent; what the program of this process adds is run at its end
+        _forget_exit_handlers()
         draw_anew()
         outlive_readers()
         assert callable(serve)

@@ -10,6 +10,8 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
+
 from bml.cluster.spec.job import JobSpec
 from bml.errors import UsageError
 
@@ -31,7 +33,8 @@ class Secret:
 
     def mark(self, spec: JobSpec) -> bytes:
         """What all may see, and only who has the secret can make; empty without one."""
-        return hmac.digest(self._text, b"bml group" + spec.token, "sha256") if self._text else b""
+        said = b"bml group" + msgspec.json.encode(spec)  # all of it: the store is open to strangers
+        return hmac.digest(self._text, said, "sha256") if self._text else b""
 
     def check(self, mark: bytes, spec: JobSpec) -> None:
         """Raise UsageError unless `mark` is that of rank 0 with the same secret, or both have none."""

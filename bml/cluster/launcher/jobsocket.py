@@ -114,6 +114,8 @@ def call(job: str | None, request: dict[str, Any]) -> dict[str, Any]:
 def find(job: str | None) -> Path:
     """Return the socket of the job of this name, or of the only one. Sockets of dead jobs are removed."""
     there = running()
+    if job is None:  # jobs of others are root's to choose by name, unless it has none
+        there = {name: path for name, path in there.items() if path.parent == folder()} or there
     names = ", ".join(there)
     if job is not None:
         if job not in there:
@@ -134,7 +136,8 @@ def running() -> dict[str, Path]:
     own = folder()
     others = [] if os.geteuid() else _folders_of_others()
     paths = [path for each in (*others, own) for path in sorted(each.glob(f"*{_SUFFIX}"))]
-    return {path.stem: path for path in paths if _is_alive(path, path.parent == own)}
+    named = [path for path in paths if path.stem.isprintable()]  # they are shown
+    return {path.stem: path for path in named if _is_alive(path, path.parent == own)}
 
 
 def folder() -> Path:
@@ -165,7 +168,8 @@ def _is_private(found: os.stat_result) -> bool:
 def _folders_of_others() -> list[Path]:
     """Return the private folders of the sockets of other users, where `folder` makes them."""
     temporary = {Path(tempfile.gettempdir()), Path("/tmp")}
-    asked = [Path(os.environ.get("XDG_RUNTIME_DIR", "")) / "bml", *Path("/run/user").glob("*/bml")]
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    asked = [runtime / "bml"] * runtime.is_absolute() + [*Path("/run/user").glob("*/bml")]
     asked += [path for each in sorted(temporary) for path in each.glob("bml-*") if path.name[4:].isdecimal()]
     found = []
     for path in asked:

@@ -127,7 +127,7 @@ class Newcomers:
         """
         result = self._result
         for server, why in self._joining.failed():
-            result.dead[server] = why
+            result.stays_away(server, why)
             self.lost(server)
         due = self._growing.due(time.monotonic())
         for server in due:

@@ -41,6 +41,8 @@ class Result:
     """Server -> why it was lost."""
     left: dict[int, str] = field(default_factory=dict)
     """Server -> why it left: SIGTERM, `leave`, or its Ray node drains. It was not lost."""
+    _left_before: dict[int, str] = field(default_factory=dict, repr=False)
+    """Server -> why it left last, for those that were started again since."""
     abort: BmlError | None = None
     """The error with which the coordinator ended the job: perhaps no server is left to report it."""
     headless: str = ""
@@ -83,8 +85,16 @@ class Result:
     def comes(self, server: int) -> None:
         """A server that may be gone is started again."""
         self.dead.pop(server, None)
-        self.left.pop(server, None)
+        if server in self.left:
+            self._left_before[server] = self.left.pop(server)
         self.told.discard(server)
+
+    def stays_away(self, server: int, why: str) -> None:
+        """A server that was started did not come: nothing was lost if it had left before."""
+        if server in self._left_before:
+            self.left[server] = f"{self._left_before[server]}; not started again yet: {why}"
+        else:
+            self.dead[server] = why
 
     def __repr__(self) -> str:
         """One line: `report` has all that is known, and is long."""
@@ -190,12 +200,13 @@ class Result:
 
         `error` is that of the launcher, if it had one. docs/reference/formats.md has the keys.
         """
-        error = error or self.failure()
-        done = self._by("done")
+        of_launcher, error = error, error or self.failure()
+        done, failed = self._by("done"), self._by("failed")
         steps = max((each.metrics.get("steps", 0) for each in self.reports.values()), default=0)
         lost = "".join(f"; {how}: {who}" for how, who in self._gone_by_how())
         well = f"{len(done)} servers reached the end after {steps} steps{lost}"
-        interrupted = error is not None and self.interrupted
+        # What ended the job goes before an interrupt that came while it ended.
+        interrupted = error is not None and self.interrupted and of_launcher is None and not failed
         return {
             "ended_well": error is None,
             "interrupted": interrupted,

@@ -249,15 +249,13 @@ class Job:
             self._over.wait(min(left_s, _POLL_S))
         return self._over.is_set()
 
-    def _read_values(self) -> None:
-        """Unpickle the values of the training functions, once.
-
-        That runs code of the user, which may import for seconds, so the thread that follows must not do it.
-        """
+    def _read_values(self) -> Result:
+        """Unpickle the training functions' values, once: the user's code, not for the thread that follows."""
         with self._one_closes:
             if not self._values_read:
                 self._result.open_values()
                 self._values_read = True
+        return self._result
 
     def close(self) -> None:
         """End every process of the job and leave nothing behind. Idempotent; raises errors of doing so.
@@ -308,7 +306,7 @@ class Job:
         finally:
             self.close()
             if isinstance(error, KeyboardInterrupt | SystemExit):
-                error.result = self._result  # type: ignore[union-attr]
+                error.result = self._read_values()  # type: ignore[union-attr]
 
     def _serve(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a request from the job's socket."""

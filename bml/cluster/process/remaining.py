@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from concurrent.futures.thread import _threads_queues
 from contextlib import suppress
 
 from bml.train.calls import warn_user
@@ -56,8 +57,9 @@ class Remaining:
         self._run_exit_handlers()
 
     def _threads(self) -> list[threading.Thread]:
-        new = {*threading.enumerate()} - self._others
-        return [each for each in new if not each.daemon and each is not threading.current_thread()]
+        new = {*threading.enumerate()} - self._others - {threading.current_thread()}
+        # Python waits for those of executors even if they are daemons, as those that a daemon begins are.
+        return [each for each in new if not each.daemon or each in _threads_queues]
 
     def _warn(self, name: str) -> None:
         waits_for = ", ".join(sorted(f"thread {each.name}" for each in self._threads()))

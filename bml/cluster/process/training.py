@@ -38,9 +38,9 @@ def run_training(
     here.
     """
     sys.setswitchinterval(_SWITCH_S)
+    remaining = Remaining(run_exit_handlers)
     train = _loaded(pickled)  # it may import for long: no server expects heartbeats of this one yet
     server.start(contacts)
-    remaining = Remaining(run_exit_handlers)
     session: Session | None = None
     value, error, trace, digest = None, None, "", ""
     try:
@@ -61,10 +61,10 @@ def run_training(
     outcome = _outcome(server, error)
     said = f"server {server.server} raised {type(error).__name__}: {text_of(error)}" if error else ""
     server.end(outcome, said if outcome == "failed" else "")
-    if error is not None:
-        remaining.finish_within(_AFTER_ERROR_S)
     if session is not None:
         session.close()
+    if error is not None:
+        remaining.finish_within(_AFTER_ERROR_S)
     kind = _kind(server, error if outcome == "failed" else server.error)
     return ServerReport(
         server=server.server,

@@ -90,6 +90,8 @@ class ServerActor:
         with self._runs:
             if self._report is None:
                 try:
+                    # Ray's thread is a daemon, and so would be all threads that the training function begins.
+                    threading.current_thread()._daemonic = False  # type: ignore[attr-defined]
                     report = run_training(self._server, contacts, train)
                     flush_files()
                     self._report = cloudpickle.dumps(report)

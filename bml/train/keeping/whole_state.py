@@ -87,6 +87,11 @@ class WholeState:
         warn_user(text := text + self.keeper.writer.error)
         return text
 
+    def settle(self) -> None:
+        """Wait until nothing is being written."""
+        if self.keeper is not None:
+            self.keeper.writer.settle()
+
     def close(self) -> None:
         """Wait until nothing is being written, and end the thread that writes."""
         if self.keeper is not None:

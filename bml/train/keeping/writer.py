@@ -54,6 +54,7 @@ class Writer:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._is_idle = threading.Event()
         self._is_idle.set()
+        self._is_late = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -99,10 +100,15 @@ class Writer:
         """Wait until nothing is being written."""
         self._is_idle.wait()
 
+    def settle(self) -> None:
+        """Wait a while until nothing is being written. Idempotent: it waits in vain once."""
+        if not (self._is_late or self._is_idle.wait(_CLOSING_S)):
+            self._is_late = True
+            self.fail(f"the last part was not written {_CLOSING_S:g} s after the end of the training")
+
     def close(self) -> None:
         """Wait a while until nothing is being written, and end the thread."""
-        if not self._is_idle.wait(_CLOSING_S):
-            self.fail(f"the last part was not written {_CLOSING_S:g} s after the end of the training")
+        self.settle()
         self._work.put(None)
 
     def shown(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a process can do that reads the store of a group, and does not have the group's secret."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,20 @@ def test_a_job_that_a_stranger_put_into_the_store_is_not_taken(
     entries.put_job(job_of(Settings(), [HERE], {}), secret(TEXT).mark(job_of(Settings(), [HERE], {})))
     with pytest.raises(UsageError, match="is not that of rank 0"):
         form(FileStore(tmp_path), 0, 1)
+
+
+def test_a_job_that_a_stranger_has_changed_in_the_store_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name and token, and the mark, are those of rank 0."""
+    monkeypatch.setenv(SECRET, TEXT)
+    entries = begun(FileStore(tmp_path), Settings(), TEXT)
+    ours, mark = entries.job(), entries.mark()
+    assert secret(TEXT).mark(ours) == mark, "what has passed the store is what rank 0 has made"
+    for changed in (replace(ours, min_servers=2), replace(ours, faults=("kill:1@step=5",))):
+        entries.put_job(changed, mark)
+        with pytest.raises(UsageError, match="is not that of rank 0"):
+            form(FileStore(tmp_path), RANK, SIZE)
 
 
 def test_what_is_no_mark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
