@@ -384,12 +384,9 @@ class Session(CollectiveCalls):
     # --- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait for steps that were begun, and then for a checkpoint that is being written.
+        """Wait for steps that were begun, and a checkpoint that is being written; the function has returned.
 
-        It is called when the training function has returned, before exit handlers may close a file system.
-
-        Raises the exception that broke the session, and UsageError on a joiner that did not reach the loop in
-        which the others are.
+        Raises the exception that broke the session, and UsageError on a joiner that missed the others' loop.
         """
         with self._collectives.calls:
             self._collectives.steps.wait_for_all()

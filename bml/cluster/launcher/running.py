@@ -22,7 +22,6 @@ from bml.cluster.fleets.fleet import (
     Reported,
 )
 from bml.cluster.launcher import outcomes
-from bml.cluster.launcher.at_exit import AtExit
 from bml.cluster.launcher.callbacks import Teller
 from bml.cluster.launcher.graces import give_up_at, inside, last_members
 from bml.cluster.launcher.history import History
@@ -33,6 +32,7 @@ from bml.cluster.launcher.recorder import Recorder
 from bml.cluster.launcher.restarts import OUT
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.suspects import let_suspects_go
+from bml.cluster.process.at_exit import AtExit
 from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import JobSpec, check_possible
 from bml.errors import FabricError, UsageError, job_error
