@@ -49,10 +49,12 @@ def _last_hops(fabric: Fabric, source: int, target: int) -> dict[int, list[tuple
     return found
 
 
-def _paths(last_hops: dict[int, list[tuple[int, int]]], server: int) -> Iterator[Path]:
+def _paths(last_hops: dict[int, list[tuple[int, int]]], target: int) -> Iterator[Path]:
     """Yield the shortest paths to a server, one after the other."""
-    if not last_hops[server]:
-        yield ()
-    for before, level in last_hops[server]:
-        for path in _paths(last_hops, before):
-            yield (*path, (before, level, server))
+    begun: list[tuple[int, Path]] = [(target, ())]  # no recursion: a ring may have a thousand hops
+    while begun:
+        server, rest = begun.pop()
+        if not last_hops[server]:
+            yield rest
+        for before, level in reversed(last_hops[server]):
+            begun.append((before, ((before, level, server), *rest)))

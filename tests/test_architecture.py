@@ -536,3 +536,9 @@ def test_no_public_name_is_also_a_module() -> None:
             if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node.targets[0]):
                 modules = {path.stem for path in package.parent.iterdir()}
                 assert not modules & set(ast.literal_eval(node.value)), package
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """They are imported by their names alone, and the second one would not be collected."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py")]
+    assert [name for name in set(names) if names.count(name) > 1 and name != "conftest.py"] == []

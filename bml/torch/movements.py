@@ -39,6 +39,11 @@ def broadcast(tensors: Sequence[Tensor], root: int, may_stand_in: bool = True) -
             return places.vector(0, [raw(each) for each in tensors] if gives else (), steps.empty)
 
         done = steps.step(text, "sum", prepare)
+        if root not in done.contributors and not may_stand_in and steps.is_alone:
+            raise UsageError(
+                "this rank was started again and is alone until its first loop of bml.torch.resumable: "
+                f"objects of rank {root} come to it in that loop, not before"
+            )
         if root not in done.contributors and not may_stand_in:
             raise ContributorLost(
                 f"rank {root} was lost before all ranks had the objects that it broadcasts: give the lowest "

@@ -19,7 +19,7 @@ from torch.distributed.algorithms.join import Join
 from bml.torch.arguments import frame_of, is_of_all_reduce
 from bml.torch.reductions import Reduction
 from bml.torch.steps import GroupSteps, Vector
-from bml.torch.tensors import Tensor, flat
+from bml.torch.tensors import Tensor
 from bml.torch.work import GroupWork, this_backward
 
 _BEFORE_FORWARD = inspect.unwrap(Join.notify_join_context).__code__
@@ -36,7 +36,7 @@ class Count:
 
     def run(self, steps: GroupSteps) -> bool:
         """Carry it out: each rank has a place of its own."""
-        (own,) = flat(self._tensor).numpy()
+        (own,) = self._how.vector(steps, [self._tensor])
 
         def placed(contributors: tuple[int, ...]) -> Vector:
             places = np.zeros(steps.n_ranks, own.dtype)
@@ -82,4 +82,4 @@ def counter_of(tensors: Sequence[Tensor], opts: Any) -> Any:
     if frame.f_code is _WITHOUT_BATCHES:
         return frame.f_locals["self"]
     # The other sum there is about the end, and nobody but Join waits for it.
-    return frame.f_locals["joinable"] if opts.asyncOp else None
+    return frame.f_locals["joinable"] if getattr(opts, "asyncOp", True) else None

@@ -371,6 +371,48 @@ def test_a_batch_that_is_skipped_after_its_forward_pass_is_in_no_sum(skipped: in
         assert [each["used_once"] for each in ledger["epochs"]] == [64] * N_EPOCHS
 
 
+@pytest.mark.parametrize("dies", [None, 2])
+def test_losses_of_several_batches_have_one_backward(dies: int | None) -> None:
+    """All are in the sums; a batch that is left out is one to which no gradient has come."""
+
+    def rank(group: ProcessGroup) -> Any:
+        model, loader = make_model(), make_loader(group.rank(), n_samples=96)
+        optimizer = optimizer_of(model)
+        hook = RecomputeHook(group, model, lambda model, samples: loss(model, samples) / 2)
+        total = torch.zeros(())
+        for index, (x, y) in enumerate(hook.batches(loader)):
+            hook.forwarded()
+            made = model(x)
+            hook.follow({"logits": made})
+            if index == 3:
+                continue  # its loss is computed, and agreed not to be used
+            total = total + nn.functional.cross_entropy(made, y) / 2
+            if index in (1, 4):
+                total.backward()
+                backward(hook, model)
+                optimizer.step()
+                optimizer.zero_grad()
+                total = torch.zeros(())
+            if index == 4:
+                break
+        return vector(model), hook.samples()
+
+    model, loaders = make_model(), [make_loader(rank, n_samples=96) for rank in range(N_RANKS)]
+    optimizer = optimizer_of(model)
+    for index, shares in enumerate(zip(*loaders, strict=True)):
+        if index in (0, 1, 2, 4):
+            for share in shares:
+                (loss(model, share) / N_RANKS / 2).backward()
+        if index in (1, 4):
+            optimizer.step()
+            optimizer.zero_grad()
+    ends = run_ranks(N_RANKS, rank, {} if dies is None else {1: (dies, "before")})
+    for parameters, ledger in [each for each in ends if each != "dead"]:
+        torch.testing.assert_close(parameters, vector(model), rtol=1e-5, atol=1e-6)
+        assert ledger["epochs"][0]["used_once"] == 4 * 16
+        assert ledger["left_out"] == 16, "the fourth"
+
+
 def test_batches_that_are_accumulated_to_the_end_are_named() -> None:
     def never(group: Any, hook: Any, model: Any, loader: Any) -> None:
         for samples in hook.batches(loader):

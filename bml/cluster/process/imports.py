@@ -12,7 +12,8 @@ def paths() -> list[str]:
         os.getcwd()
     except OSError:
         return [path for path in sys.path if os.path.isabs(path)]
-    return [os.path.abspath(path) for path in sys.path]
+    # Some are no folders: packages that are installed in place have a name for their finder.
+    return [os.path.abspath(path) if os.path.exists(path or ".") else path for path in sys.path]
 
 
 def what_we_import() -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from bml.topology.errors import UsageError
 from bml.torch.attached.memory import Named
@@ -24,7 +25,8 @@ from bml.torch.attached.recompute import LEAST_COMPARED, Loss, Recompute, are_al
 from bml.torch.process_group import ProcessGroup
 from bml.torch.recomputing.backward import Backward
 from bml.torch.recomputing.loader import LoaderShares
-from bml.torch.recomputing.passes import Passes
+from bml.torch.recomputing.passes import Drawn, Passes
+from bml.torch.work import this_backward
 from bml.train.ledger import LoopLedger
 
 _log = logging.getLogger("bml.torch")
@@ -62,6 +64,7 @@ def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
             f"the model takes no communication hook, it may have one already: {error}"
         ) from error
     ddp.register_forward_pre_hook(lambda module, given: hook.forwarded(module.require_backward_grad_sync))
+    ddp.register_forward_hook(lambda module, given, made: hook.follow(made))
     _watch_optimizers(hook)
     return hook
 
@@ -186,6 +189,17 @@ class RecomputeHook:
             self._backward.leave()
             raise self._failed
 
+    def follow(self, made: Any) -> None:
+        """Note in which backward pass gradients come to what the model has made of the last batch.
+
+        A loop may add the losses of several batches before it calls backward, or skip one for good.
+        """
+        if self._passes.drawn and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            note = partial(_note_backward, self._passes.drawn[-1])
+            for each in tree_leaves(made):
+                if isinstance(each, torch.Tensor) and each.requires_grad:
+                    each.register_hook(note)
+
     def before_step(self, optimizer: Any) -> None:
         """Raise UsageError if an optimizer is about to use gradients of the model that were not reduced.
 
@@ -244,10 +258,10 @@ class RecomputeHook:
 
     def _note_made(self, parameter: Any, _: Any) -> None:
         """Called by autograd before it adds to the gradient of a parameter."""
-        drawn = self._passes.drawn
-        if drawn and drawn[-1].is_forwarded and not drawn[-1].has_gradients:
+        if new := self._passes.without_gradients(this_backward()):
             self._look_for_dropped()
-            drawn[-1].has_gradients = True
+            for each in new:
+                each.has_gradients = True
         if not self._made:
             kept = parameter.grad
             self._keeps = kept is not None and bool(kept.any())
@@ -260,8 +274,8 @@ class RecomputeHook:
             self._made.clear()
 
     def _begin(self) -> Backward:
-        drawn = self._passes.drawn
-        if not drawn or not drawn[-1].has_gradients:
+        drawn = self._passes.with_gradients()
+        if not drawn:
             raise UsageError(
                 "backward of the DistributedDataParallel without a batch whose samples are known: call it in "
                 "`for samples in hook.batches(loader)`, once for each batch, under no_sync for the others"
@@ -295,6 +309,11 @@ class RecomputeHook:
         if len(lost) > self._n_lost and self._group.rank() == min(contributors):
             _log.warning("the samples of the lost ranks %s are computed by the others", lost)
         self._n_lost = len(lost)
+
+
+def _note_backward(drawn: Drawn, _: Any) -> None:
+    """Called by autograd, also by torch.autograd.grad, which makes no gradients of parameters."""
+    drawn.backward = this_backward()
 
 
 def _accumulator(parameter: Any) -> Any:

@@ -19,13 +19,16 @@ class Drawn:
     """A batch that was drawn from the loader.
 
     `is_forwarded`: its loss was computed. `has_gradients`: backward was called then, and they are not reduced
-    yet. `is_ours` is False on a rank that joined after the batch: its own share is not in its gradients.
+    yet. `backward` is the number of the last backward pass that has reached what the model made of it; -1 if
+    none is known. `is_ours` is False on a rank that joined after the batch: its own share is not in its
+    gradients.
     """
 
     whole: GlobalBatch
     shares: LoaderShares
     is_forwarded: bool = False
     has_gradients: bool = False
+    backward: int = -1
     is_ours: bool = True
 
     @property
@@ -69,7 +72,7 @@ class Passes:
         self._owed = []
 
     def draw(self, shares: LoaderShares, index: int) -> None:
-        """Note that a batch was drawn. The one before it is left out if it has no gradients.
+        """Note that a batch was drawn. The one before it is left out if its loss was not computed.
 
         Raises UsageError if a pass over another loader has begun meanwhile.
         """
@@ -89,25 +92,38 @@ class Passes:
         if self.drawn:
             self.drawn[-1].is_forwarded = True
 
+    def without_gradients(self, backward: int) -> list[Drawn]:
+        """The batches that get gradients in this backward pass, and have none yet.
+
+        The loss may be of several batches. Where it is not known of which, it is that of the last one.
+        """
+        reached = [each for each in self.drawn if each.backward == backward >= 0] or self.drawn[-1:]
+        return [each for each in reached if each.is_forwarded and not each.has_gradients]
+
+    def with_gradients(self) -> list[Drawn]:
+        """The batches whose gradients are to be reduced."""
+        return [each for each in self.drawn if each.has_gradients]
+
     def drop_gradients(self) -> None:
         """Note that the loop has dropped the gradients that were made: those batches are left out."""
-        for each in self.drawn:
-            if each.has_gradients:
-                self.ledger.leave_out(each.whole)
+        for each in self.with_gradients():
+            self.ledger.leave_out(each.whole)
         self.drawn = [each for each in self.drawn if not each.has_gradients]
 
     def commit(self, contributors: tuple[int, ...]) -> None:
-        """Note that the gradients of all drawn batches are reduced."""
+        """Note that the gradients that were made are reduced; batches without any are left out."""
         for each in self.drawn:
-            self.ledger.commit(each.whole, contributors)
+            if each.has_gradients:
+                self.ledger.commit(each.whole, contributors)
+            else:
+                self.ledger.leave_out(each.whole)
         self.drawn = []
 
     def finish(self) -> None:
         """Note that the loader has no more batches. Raises UsageError if the last ones were not reduced."""
-        self._drop_unused()
-        if self.drawn:
+        if kept := self.with_gradients():
             raise UsageError(
-                f"the gradients of the last {len(self.drawn)} batches of the loader were accumulated and not "
+                f"the gradients of the last {len(kept)} batches of the loader were accumulated and not "
                 "reduced: leave no_sync for the last batch"
             )
         self.end()
@@ -126,7 +142,7 @@ class Passes:
 
     def save(self) -> Any:
         """The position and the ledger, between two batches, for a rank that joins."""
-        owed = [each.whole.batch_no for each in self.drawn if each.has_gradients]
+        owed = [each.whole.batch_no for each in self.with_gradients()]
         return {"ledger": self.ledger.dump(), "next": self._n_drawn - 1, "owed": owed}
 
     def load(self, saved: Any) -> None:
@@ -147,5 +163,5 @@ class Passes:
         return Drawn(whole, self._shares, is_forwarded=True, has_gradients=True, is_ours=False)
 
     def _drop_unused(self) -> None:
-        if self.drawn and not self.drawn[-1].has_gradients:
+        if self.drawn and not self.drawn[-1].is_forwarded:
             self.ledger.leave_out(self.drawn.pop().whole)
