@@ -229,8 +229,7 @@ def test_a_joiner_with_an_error_of_the_runtime_is_started_again(tmp_path: Path) 
             raise InvariantError("step 15 submitted, 14 is next")
         return train(session, 3 * STEPS, 4)
 
-    # With 2 s a joiner may fail before the view without its predecessor is there, and ends the job.
-    result = jobs.launch(fails_once, "bcube:2x2", faults=["kill:3@step=100"], rejoin=True, detect_s=0.5)
+    result = jobs.launch(fails_once, "bcube:2x2", faults=["kill:3@step=100"], rejoin=True)
     assert failed.exists()
     assert sorted(result.values) == [0, 1, 2, 3]
     assert result.dead == {}

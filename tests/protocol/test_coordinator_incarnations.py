@@ -161,6 +161,48 @@ def test_the_end_of_an_earlier_incarnation_does_not_end_the_job() -> None:
     assert posts(msg.Shutdown, driver.heard(COMER, msg.Ended(COMER, "done", "", 9)))
 
 
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("is_known_dead", [False, True])
+def test_a_joiner_that_fails_while_the_view_has_its_predecessor_ends_no_job(
+    is_known_dead: bool, ready: bool
+) -> None:
+    """It is forked in less time than passes between the news of a death and the view without the dead."""
+    driver = Driver("bcube:3x2").start()
+    all_can_send_state(driver)
+    if is_known_dead:
+        driver.give(coord.Gone(COMER, "it was killed"))
+    driver.at[COMER]["ready"] = ready  # it has asked to be let in, or fails before
+    comes_again(driver)
+    assert COMER in driver.core.contributors
+    done = driver.heard(COMER, msg.Ended(COMER, "failed", "InvariantError: step 15, 14 is next", 0))
+    assert posts(msg.Abort, done) == []
+    assert posts(msg.Returned, done) == []
+    driver.give(coord.Gone(COMER, "it has ended"))
+    driver.tick(TIMES.silence_window_s)
+    agree(driver)
+    others = tuple(server for server in driver.fabric.servers if server != COMER)
+    assert (driver.core.state, driver.core.members) == ("steady", others)
+    driver.at[COMER]["ready"] = True
+    comes_again(driver, 2)
+    agree(driver)
+    assert driver.core.view is not None
+    assert driver.core.view.learners == (COMER,)
+
+
+@pytest.mark.parametrize("outcome", ["failed", "done"])
+def test_a_joiner_that_ends_before_its_status_ends_no_job(outcome: str) -> None:
+    """The coordinator had not asked it yet; the view has its predecessor."""
+    driver = Driver("bcube:3x2").start()
+    all_can_send_state(driver)
+    driver.at[COMER].update(promised=0, installed=None, accepted=None, incarnation=Incarnation(COMER, 1))
+    driver.give(coord.Connected(COMER))
+    done = driver.heard(COMER, msg.Ended(COMER, outcome, "why", 0))
+    done += driver.heard(COMER, driver.status(COMER, outcome=outcome, error="why"))
+    assert posts(msg.Abort, done) == posts(msg.Returned, done) == []
+    assert posts(msg.Evict, done) == [COMER]
+    assert driver.core.state == "steady"
+
+
 def test_the_return_of_an_earlier_incarnation_is_told_to_no_server() -> None:
     """It would be a StepMismatch: step 9, but server 2 returned after step 3."""
     driver = Driver("bcube:3x2").start()

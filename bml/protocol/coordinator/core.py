@@ -24,7 +24,7 @@ from bml.protocol.coordinator.events import (
 )
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
-from bml.protocol.wire.messages import View
+from bml.protocol.wire.messages import Incarnation, View
 from bml.topology import Fabric
 
 
@@ -55,6 +55,7 @@ class Coordinator:
         self._known, self._findings = self._agreement.known, self._agreement.findings
         self._joiners, self._ending = self._agreement.joiners, self._agreement.ending
         self._early: dict[int, list[msg.ToCoordinator]] = {}  # messages that came before the Status
+        self._incarnations: dict[int, Incarnation | None] = {}  # of those that have answered
 
     @property
     def state(self) -> str:
@@ -214,6 +215,7 @@ class Coordinator:
 
     def _status(self, status: msg.Status, now: float) -> list[Instruction]:
         news = self._learn(status, now)
+        self._incarnations[status.server] = status.incarnation
         told = [
             each
             for message in self._early.pop(status.server, ())
@@ -221,7 +223,7 @@ class Coordinator:
         ]
         if self.state == "stopped":
             return told
-        if not self._is_known(status):
+        if not self._is_known(status.server):
             return [*told, *self._stranger(status, news, now)]
         if status.outcome:
             told += self._noted(status.server, status.outcome, status.committed)
@@ -249,11 +251,12 @@ class Coordinator:
             return self._remind(status, now)
         return self._agreement.check_done()
 
-    def _is_known(self, status: msg.Status) -> bool:
-        """Whether the server is in the incarnation in which it is a member, or was one."""
-        if self._agreement.ballot is not None and status.server in self._agreement.ballot.members:
-            return status.incarnation == self._agreement.ballot.incarnation(status.server)
-        return status.incarnation == self._known.incarnation(status.server)
+    def _is_known(self, server: int) -> bool:
+        """Whether the server that answers is in the incarnation in which it is a member, or was one."""
+        incarnation = self._incarnations.get(server)
+        if self._agreement.ballot is not None and server in self._agreement.ballot.members:
+            return incarnation == self._agreement.ballot.incarnation(server)
+        return incarnation == self._known.incarnation(server)
 
     def _stranger(self, status: msg.Status, news: bool, now: float) -> list[Instruction]:
         """A server in another incarnation than the one in which it is, or was, a member."""
@@ -342,6 +345,9 @@ class Coordinator:
                 return []
             case msg.Ended(_, outcome, error, step):
                 answer = [Post(server, msg.Noted(self.term))] if server in self._ending.outcomes else []
+                if not self._is_known(server):  # it speaks for itself: the view may have its predecessor
+                    self._ending.outcomes[server] = outcome
+                    return [*answer, *self._not_let_in(server, now)]
                 noted = self._noted(server, outcome, step)
                 return [*answer, *noted, *self._ended(server, outcome, error, now)]
             case msg.Inject():
@@ -367,6 +373,10 @@ class Coordinator:
             return self._agreement.abort("training", error, server)
         if outcome == "failed" and server in self.members:  # a learner: the job goes on without it
             return self._leaves(server, error, now)
+        return self._not_let_in(server, now)
+
+    def _not_let_in(self, server: int, now: float) -> list[Instruction]:
+        """A server has ended that the view in force does not count on."""
         if self._agreement.ballot is not None and server in self._agreement.ballot.newcomers:
             self._joiners.drop(server)
             return self._agreement.change(now)
