@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec, ServerReport
+from bml.cluster.spec.leaving import LEFT
 from bml.errors import BmlError
 
 
@@ -47,7 +48,18 @@ def test_a_server_that_had_left_is_not_lost_because_it_cannot_be_started_again()
     assert result.dead == {1: "Ray did not start it in time"}
     assert result.left == {3: "its Ray node is draining; not started again yet: Ray did not start it in time"}
     result.comes(3)
+    result.stays_away(3, "no machine is there")
+    assert result.left == {3: "its Ray node is draining; not started again yet: no machine is there"}
+    result.comes(3)
     assert not result.left
+    result.dead[3] = "it was killed"
+    result.comes(3)
+    result.stays_away(3, "no machine is there")
+    assert result.dead.pop(3) == "no machine is there", "it had come since it left"
+    result.lose(3, "it got SIGTERM", LEFT)
+    result.comes(3)
+    result.stays_away(3, "no machine is there")
+    assert result.left == {3: "it got SIGTERM; not started again yet: no machine is there"}
 
 
 def test_a_job_that_was_asked_to_end_has_not_failed() -> None:

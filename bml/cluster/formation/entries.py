@@ -1,7 +1,7 @@
 """What the ranks of a group write into their store, and read of it.
 
 bml/host/RANK      the machine of a rank
-bml/secret         the mark of rank 0's secret (bml.cluster.formation.secret); empty if it has none
+bml/secret         the mark of rank 0's secret (bml.cluster.formation.secret), or "none"
 bml/job            the job, with its token: without a secret, all that reach the store are trusted
 bml/contact/RANK   the addresses of a rank in its first incarnation
 bml/joined         how many joiners there were

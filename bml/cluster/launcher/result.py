@@ -70,6 +70,7 @@ class Result:
 
     def lose(self, server: int, why: str, kind: str) -> None:
         """A server is gone, with a report of this kind, or without one."""
+        self._left_before.pop(server, None)
         (self.left if kind in NOTICED else self.dead)[server] = why
 
     def give_up(self, server: int, came: bool) -> None:
@@ -85,8 +86,11 @@ class Result:
     def comes(self, server: int) -> None:
         """A server that may be gone is started again."""
         self.dead.pop(server, None)
-        if server in self.left:
-            self._left_before[server] = self.left.pop(server)
+        left = self.left.pop(server, None)
+        if left is None:
+            self._left_before.pop(server, None)
+        else:
+            self._left_before.setdefault(server, left)  # it may be tried again and again
         self.told.discard(server)
 
     def stays_away(self, server: int, why: str) -> None:
