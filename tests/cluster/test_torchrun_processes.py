@@ -166,12 +166,21 @@ def test_only_the_dead_rank_is_started_again(tmp_path: Path) -> None:
     assert {each["end"] for each in ranks.values()} == {"finished"}
 
 
+DELETES_ITSELF = """
+import os, pathlib, signal, time
+if os.environ["RANK"] == "1":
+    while not pathlib.Path("begun").exists():  # rank 0 has read the program, too
+        time.sleep(0.01)
+    os.unlink("program")
+    os.kill(os.getpid(), signal.SIGKILL)
+pathlib.Path("begun").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+"""
+
+
 def test_a_rank_that_cannot_be_started_again_ends_no_other(tmp_path: Path) -> None:
-    text = f"#!{sys.executable}\nimport os, pathlib, signal, time\n"
-    text += "if os.environ['RANK'] == '1':\n    os.unlink('program')\n"
-    text += "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    text += "while not pathlib.Path('go').exists():\n    time.sleep(0.01)\n"
-    program = tmp_path / script(tmp_path, text, "program")
+    program = tmp_path / script(tmp_path, f"#!{sys.executable}{DELETES_ITSELF}", "program")
     program.chmod(0o755)
     words = ("--nproc-per-node", "2", "--max-restarts", "1", "--no-python", str(program))
     with torchrun(tmp_path, *words) as process:
@@ -189,11 +198,23 @@ def test_a_rank_that_cannot_be_started_again_ends_no_other(tmp_path: Path) -> No
     assert left_of(tmp_path) == []
 
 
+DIES_THEN_FAILS = """
+import os, pathlib, sys, time
+pid = pathlib.Path("pid")
+if os.environ["RANK"] == "1":
+    pathlib.Path("written").write_text(str(os.getpid()))
+    os.rename("written", pid)
+    os.kill(os.getpid(), 9)
+while not pid.exists():
+    time.sleep(0.01)
+while pathlib.Path("/proc", pid.read_text()).exists():  # until its end was noticed
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
 def test_the_first_error_that_nobody_survived_is_the_status(tmp_path: Path) -> None:
-    text = "import os, sys, pathlib, time\n"
-    text += "if os.environ['RANK'] == '1':\n    pathlib.Path('f').touch()\n    os.kill(os.getpid(), 9)\n"
-    text += "while not pathlib.Path('f').exists(): time.sleep(0.01)\ntime.sleep(0.5)\nsys.exit(3)\n"
-    status, _, err = done(tmp_path, "--nproc-per-node", "2", script(tmp_path, text))
+    status, _, err = done(tmp_path, "--nproc-per-node", "2", script(tmp_path, DIES_THEN_FAILS))
     assert status == 128 + signal.SIGKILL
     assert err[-1].endswith("rank 0 failed (exit status 3), rank 1 died (signal 9), no ranks finished")
 
