@@ -97,6 +97,7 @@ def _found(folder: Path) -> list[Any]:
 
 
 def main(answers: int) -> None:
+    import torch._dynamo  # noqa: F401 - an optimizer imports it: 4 s of processor time in each rank
     from torch.nn.parallel import DistributedDataParallel  # noqa: F401
 
     from bml.torch import process_group  # noqa: F401
