@@ -11,6 +11,7 @@ A fresh job every 20 cuts, as links that failed often are trusted late.
 from __future__ import annotations
 
 import json
+import os
 import random
 import tempfile
 import time
@@ -23,12 +24,14 @@ import numpy as np
 import bml
 from bml import fabric as emulated
 from bml.fabric import EmulatedFabric
+from bml.protocol.timeouts import detect_s_from
 from bml.topology.failure import LinkFailure, parse_failure
 
 FABRIC, RATE, LENGTH = "bcube:3x2", "100mbit", 1 << 16
 MOST_CUTS_A_JOB = 20
 DEADLINE_S = 20.0
-NOTICED_S = 1.0
+NOTICED_S = 3 * detect_s_from(os.environ)
+"""Until servers have noticed damage that lasted a moment only: silence, a retry of TCP, a diagnosis."""
 
 
 def training(stop: Path, seed: int) -> Any:
@@ -112,7 +115,6 @@ class Cutter:
         for each in map(parse_failure, now["failures"]):
             assert isinstance(each, LinkFailure), f"{each}: {now['reason']}"
             failures.add((each.server, each.level))
-        # Servers may be about to notice damage that lasted a moment only.
         late = {link for link, at_s in self._healed.items() if time.monotonic() - at_s < NOTICED_S}
         return failures | late | set(self._broken)
 

@@ -26,9 +26,10 @@ def printed(code: str, *path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiled = shutil.ignore_patterns("__pycache__")  # others write there meanwhile
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for folder in ("bml", "topology", "faults"):
-        shutil.copytree(ROOT / folder, source / folder, symlinks=True)
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=compiled)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(built), str(source)]

@@ -131,7 +131,7 @@ def test_interrupt_and_termination_leave_nothing(tmp_path, number, status):
             assert process.poll() is None
         family = psutil.Process(process.pid).children(recursive=True)
         commands.interrupt(process, number)
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == status
     assert "Traceback" not in stderr
     assert psutil.wait_procs(family, timeout=30)[1] == []

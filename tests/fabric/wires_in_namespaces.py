@@ -6,7 +6,6 @@ import select
 import socket
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import zip_longest
 
@@ -50,7 +49,7 @@ def goodputs(
 
     The first fifth of a second, with the burst and the slow start, does not count.
     """
-    received: dict[int, int] = defaultdict(int)
+    measured: dict[int, tuple[int, float]] = {}
     ends: list[tuple[socket.socket, socket.socket]] = []
     for (source, target, level), traffic_class in zip_longest(flows, classes, fillvalue=0):
         nics = [network.layout.nics(server)[level] for server in (source, target)]
@@ -72,14 +71,21 @@ def goodputs(
                 return
 
     def receive(number: int, sock: socket.socket) -> None:
+        """Count from when something arrived to when something arrived: this thread may be late for either."""
         sock.settimeout(0.2)
-        while (now := time.monotonic()) < until:
+        first = last = 0.0
+        nbytes = 0
+        while last < until and time.monotonic() < until + 1:
             try:
-                nbytes = len(sock.recv(1 << 18))
+                taken = len(sock.recv(1 << 18))
             except TimeoutError:
                 continue
-            if now >= counts_from:
-                received[number] += nbytes
+            last = time.monotonic()
+            if first:
+                nbytes += taken
+            elif last >= counts_from:
+                first = last
+        measured[number] = nbytes, last - first
 
     threads = [threading.Thread(target=send, args=(sender,)) for sender, _ in ends]
     threads += [threading.Thread(target=receive, args=(i, sock)) for i, (_, sock) in enumerate(ends)]
@@ -90,4 +96,4 @@ def goodputs(
     for pair in ends:
         for sock in pair:
             sock.close()
-    return [received[number] * 8 / seconds for number in range(len(flows))]
+    return [measured[number][0] * 8 / measured[number][1] for number in range(len(flows))]

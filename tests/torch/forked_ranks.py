@@ -35,7 +35,7 @@ def run_groups(n: int, function: str, each: list[dict[str, Any]], limit_s: float
     """The same for several groups, one after the other: PyTorch is imported once. All may take so long."""
     with tempfile.TemporaryDirectory() as folder:
         request = {"folder": folder, "n": n, "function": function, "each": each, "cwd": os.getcwd()}
-        _Importer.running().ask({**request, "environment": PATIENT | dict(os.environ)}, limit_s)
+        _Importer.running().ask({**request, "environment": dict(os.environ) | PATIENT}, limit_s)
         return [_found(Path(folder) / str(number)) for number in range(len(each))]
 
 

@@ -44,6 +44,8 @@ for step in range({STEPS}):
     elif step == 10:
         say(f"rank {{dist.get_rank()}} at step 10: process {{os.getpid()}}")
     time.sleep(0.02)
+    while step == 20 and not os.path.exists("struck"):
+        time.sleep(0.02)
 digest = sum(parameter.double().sum().item() for parameter in model.parameters())
 say(f"rank {{dist.get_rank()}} longest {{longest}} digest {{digest!r}}")
 dist.destroy_process_group()

@@ -27,7 +27,7 @@ LIMIT_S = 40
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="bml-torch-suite-"))
 os.environ.update(BACKEND="bml", WORLD_SIZE="4", TEMP_DIR=str(_FOLDER), OMP_NUM_THREADS="1")
-os.environ.setdefault("BML_DETECT_S", "5")  # as ranks of forked_ranks have
+os.environ["BML_DETECT_S"] = "5"  # as ranks of forked_ranks have
 with socket.create_server(("127.0.0.1", 0)) as _server:  # some tests form the group again, with env://
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_server.getsockname()[1]))
 

@@ -485,7 +485,7 @@ def test_a_killed_peer_is_lost_once_and_at_once(paused: bool) -> None:
             until(poller, lambda: len(handler.admitted) >= (1 if paused else 50), "traffic")
         finally:
             child.kill()
-        until(poller, lambda: handler.losses, "the loss", 2.0)
+        until(poller, lambda: handler.losses, "the loss")
         assert handler.losses[0][:2] == (1, 0)
         assert handler.losses[0][2] in ("reset", "eof")
         assert not transport.is_up(1, 0)
