@@ -62,7 +62,7 @@ class World:
         view = SimpleNamespace(
             epoch=self.core.epoch + 1, contributors=members, members=members, failures=failures, halvings={}
         )
-        self.core.views.append(SimpleNamespace(view=view, installed_at_s=self.now))
+        self.core.views.append(SimpleNamespace(view=view, installed_at_s=self.now, recover_s=None))
         self.core.epoch, self.core.view = view.epoch, view
 
     def second(self, **peers: PeerSample) -> None:
@@ -83,6 +83,7 @@ class World:
         meanwhile()
         self.now += wires_s
         view = self.core.view
+        self.core.views[-1].recover_s = 0.1
         self.pace.end(view.epoch, len(view.contributors), 40_000_000, True)
         self.outlook.look(self.now)
 
@@ -250,6 +251,30 @@ def test_a_new_view_goes_as_its_steps_are_predicted() -> None:
         rest = world.outlook.remaining(world.now)
         assert rest is not None
         assert rest["seconds"] == pytest.approx((n_steps - step - 1) * step_s, rel=0.01)
+
+
+def test_nothing_is_modelled_before_a_view_has_committed_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server plans for the new view then, and steps wait for that plan."""
+    world, planned = World(), list[int]()
+    whole = world.outlook._model
+
+    def model(view: Any) -> Any:
+        planned.append(view.epoch)
+        return whole(view)
+
+    monkeypatch.setattr(world.outlook, "_model", model)
+    world.second()
+    assert planned == []
+    world.step(0.0, 0.8, 0.7)
+    assert planned == [1]
+
+    def change() -> None:
+        world.install("server:3", servers=3)
+        world.second()
+        assert planned == [1]
+
+    world.step(0.1, 0.8, 0.7, change)
+    assert planned == [1, 2]
 
 
 def test_a_boundary_belongs_to_the_view_of_the_step_before_it() -> None:

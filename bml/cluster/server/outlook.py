@@ -210,7 +210,9 @@ class Outlook:
             return
         with self._facts:
             pace.look()
-        for view in [record.view for record in views if record.view.epoch >= self._modelled]:
+        # Not before a step is committed: recovery plans, too, and would wait for this thread.
+        held = [each.view for each in views if each.recover_s is not None]
+        for view in [each for each in held if each.epoch >= self._modelled]:
             if view.epoch > self._modelled:
                 self._predictor.installed(view.epoch, self._model(view))
             self._predict(view, self._modelled, pace)
