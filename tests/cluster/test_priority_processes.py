@@ -26,7 +26,7 @@ def train(session: bml.Session, n_batches: int = N_BATCHES, least_s: float = 0.0
     late: list[Any] = [None] * len(w)
     views = set()
     for batch in session.batches(n_batches * GLOBAL_BATCH, global_batch=GLOBAL_BATCH, epochs=1, seed=0):
-        if len(session.contributors) < 4 and not session.replays:
+        if 3 not in session.contributors and not session.replays:
             time.sleep(least_s)
         seen = 0.0
         for layer, handle in enumerate(late):
