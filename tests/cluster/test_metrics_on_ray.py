@@ -16,6 +16,9 @@ import bml
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 STEPS = 12
+NAMES = [
+    f"ray_bml_{each}" for each in ("view_epoch", "samples_total", "step_seconds_count", "step_seconds_sum")
+]
 
 
 def test_the_nodes_endpoint_has_what_the_servers_count(
@@ -46,10 +49,12 @@ def test_the_nodes_endpoint_has_what_the_servers_count(
     with bml.start(train, fabric="bcube:2x2", launcher="ray", metrics="ray") as job:
 
         def whole() -> Any:
+            """All that is looked at below: an export may fall between two series."""
             now = found()
-            return [now.get(("ray_bml_steps_total", str(server), "")) for server in range(4)] == [
-                STEPS
-            ] * 4 and now
+            all_there = {(name, server, "") for name in NAMES for server in "0123"} <= now.keys()
+            buckets = all(("ray_bml_step_seconds_bucket", server, "+Inf") in now for server in "0123")
+            stepped = all(now.get(("ray_bml_steps_total", server, "")) == STEPS for server in "0123")
+            return all_there and buckets and stepped and now
 
         values = wait_for(whole, 60)
         told.touch()

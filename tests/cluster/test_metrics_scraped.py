@@ -54,9 +54,17 @@ class Asked:
 
     def __init__(self, url: str):
         self.url = url
+        self.at_s = 0.0
+
+    def now(self) -> None:
+        """Ask as of this moment from now on: a later scrape that fails would make every series stale.
+
+        As of a second ago: a scrape that had begun then is over.
+        """
+        self.at_s = time.time() - 1
 
     def query(self, text: str) -> list[dict[str, Any]]:
-        words = urllib.parse.urlencode({"query": text})
+        words = urllib.parse.urlencode({"query": text, "time": self.at_s})
         with urllib.request.urlopen(f"{self.url}/api/v1/query?{words}", timeout=10) as answer:
             found = json.load(answer)
         assert found["status"] == "success", found
@@ -67,9 +75,13 @@ class Asked:
         return {each["metric"].get(label, ""): float(each["value"][1]) for each in self.query(text)}
 
     def twice(self, text: str) -> list[str]:
-        """The servers of which the last two scrapes have what a query asks for; none while it is not up."""
+        """The servers of which the last two scrapes have what a query asks for; none while it is not up.
+
+        The other queries are asked as of the same moment.
+        """
+        self.now()
         try:
-            return [*self.values(f"count_over_time(({text})[5s:500ms]) >= 2")]
+            return [*self.values(f"({text}) and (count_over_time(({text})[5s:500ms]) >= 2)")]
         except OSError:
             return []
 

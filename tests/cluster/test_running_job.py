@@ -65,6 +65,17 @@ def _all_have_a_view(now: dict[str, Any]) -> bool:
     return all(each.get("epoch") for each in now["servers"].values())
 
 
+def told_by_all(*arguments: str, says: Callable[[str], bool]) -> str:
+    """What a command prints, once every server has answered it within the second that it has."""
+
+    def ask() -> str:
+        done = command(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout if says(done.stdout) else ""
+
+    return str(wait_for(ask))
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*BML, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
@@ -209,13 +220,14 @@ def test_commands(tmp_path: Path, own_folder: Path) -> None:
         assert json.loads(done.stdout)["fault"] == "kill:4"
         assert not stale.exists()
         wait_for(lambda: job.status()["epoch"] >= 2)
-        answered(job)
-        text = command("status", "--job", job.name)
-        assert text.returncode == 0, text.stderr
-        assert "view 2: 8 servers (server 4 is dead" in text.stdout.replace("\n", " ")
-        assert "lost: server 4" in text.stdout
-        assert "transport of server 0, 1, 2, 3, 5, 6, 7, 8: tcp, traffic class 104" in text.stdout
-        shown = json.loads(command("status", "--job", job.name, "--json").stdout)
+        all_eight = "transport of server 0, 1, 2, 3, 5, 6, 7, 8: tcp, traffic class 104"
+        text = told_by_all("status", "--job", job.name, says=lambda text: all_eight in text)
+        assert "view 2: 8 servers (server 4 is dead" in text.replace("\n", " ")
+        assert "lost: server 4" in text
+        all_json = told_by_all(
+            "status", "--job", job.name, "--json", says=lambda text: _all_have_a_view(json.loads(text))
+        )
+        shown = json.loads(all_json)
         assert shown["failures"] == ["server:4"]
         assert sorted(shown["servers"]) == ["0", "1", "2", "3", "5", "6", "7", "8"]
         assert shown["servers"]["0"]["waits_for"]

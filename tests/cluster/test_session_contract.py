@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -69,40 +70,68 @@ def test_a_call_that_one_server_could_not_make_is_taken_for_no_other() -> None:
         jobs.launch(train, FABRIC)
 
 
-def test_a_joiner_that_ends_early_harms_nobody() -> None:
+def pace_until(there: Path, session: bml.Session) -> None:
+    """Take longer for a step until a joiner that never contributes has been there, and is heard of."""
+    if len(session.contributors) < 4 and not session.replays:
+        time.sleep(0.05 if there.exists() else 0.25)
+
+
+def telling(train: Any, there: Path) -> Any:
+    """This training function; a joiner makes the file as it leaves it, with an error or without."""
+
+    def told(session: bml.Session) -> Any:
+        try:
+            return train(session)
+        finally:
+            if session.joins:
+                there.touch()
+
+    return told
+
+
+def test_a_joiner_that_ends_early_harms_nobody(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+
     def train(session: bml.Session) -> float:
         w = np.zeros(3)
         session.state(params=w)
         if session.joins:
             return -1.0
         for _ in session.steps(60):
-            jobs.pace(session, 4)
+            pace_until(there, session)
             w += session.allreduce(np.ones(3)) / len(session.contributors)
         return float(w[0])
 
-    result = jobs.launch(train, FABRIC, faults=["kill:3@step=5", "join:3@step=15"])
+    result = jobs.launch(telling(train, there), FABRIC, faults=["kill:3@step=5", "join:3@step=8"])
+    assert there.exists()
     assert result.values == dict.fromkeys(range(3), 60.0)
 
 
-def test_a_joiner_that_leaves_its_loop_gives_no_value_to_the_job() -> None:
+def test_a_joiner_that_leaves_its_loop_gives_no_value_to_the_job(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+
     def train(session: bml.Session) -> float:
         w = np.zeros(3)
         session.state(params=w)
         for _ in session.steps(60):
             if session.joins:
                 break
-            jobs.pace(session, 4)
+            pace_until(there, session)
             w += session.allreduce(np.ones(3)) / len(session.contributors)
         return float(w[0])
 
-    result = jobs.launch(train, FABRIC, faults=["kill:0@step=5", "join:0@step=15"])
+    result = jobs.launch(telling(train, there), FABRIC, faults=["kill:0@step=5", "join:0@step=8"])
     assert result.values[0] < 60.0
     assert result.value == 60.0
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("empty", [np.zeros, None])
-def test_parameters_that_were_bound_anew_are_given_to_no_joiner(transport: str, empty: Any) -> None:
+def test_parameters_that_were_bound_anew_are_given_to_no_joiner(
+    transport: str, empty: Any, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+
     def train(session: bml.Session) -> float:
         w = (empty or session.empty)(100_000, "float64")
         w[:] = 0
@@ -113,16 +142,20 @@ def test_parameters_that_were_bound_anew_are_given_to_no_joiner(transport: str, 
                 return (w - 1.0) * len(indices)
 
             w = w - 0.1 * batch.allreduce(gradient(batch.indices), recompute=gradient)
-            jobs.pace(session, 4)
+            pace_until(there, session)
         return float(w[0])
 
-    result = jobs.launch(train, FABRIC, transport=transport, faults=["kill:3@step=3", "join:3@step=6"])
+    result = jobs.launch(
+        telling(train, there), FABRIC, transport=transport, faults=["kill:3@step=3", "join:3@step=6"]
+    )
     assert result.values == pytest.approx(dict.fromkeys(range(3), 1 - 0.9**60))
     assert "`w = w - g` makes a new array" in result.dead[3]
 
 
 @pytest.mark.parametrize("of_each", ["array", "length"])
-def test_states_that_differ_are_given_to_no_joiner(of_each: str) -> None:
+def test_states_that_differ_are_given_to_no_joiner(of_each: str, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+
     def train(session: bml.Session) -> float:
         w, residual, log = np.zeros(3), np.zeros(1 << 20), [0] * 100_000
         session.state(params=w, residual=residual)
@@ -133,12 +166,12 @@ def test_states_that_differ_are_given_to_no_joiner(of_each: str) -> None:
             else:
                 log.extend([1] * session.server)
             w += session.allreduce(np.ones(3)) / len(session.contributors)
-            jobs.pace(session, 4)
+            pace_until(there, session)
         return float(w[0])
 
     seen = jobs.Seen()
     faults = ["kill:3@step=3", "join:3@step=6"]
-    result = jobs.launch(train, FABRIC, faults=faults, on_change=seen, rejoin=True)
+    result = jobs.launch(telling(train, there), FABRIC, faults=faults, on_change=seen, rejoin=True)
     assert result.values == dict.fromkeys(range(3), 60.0)
     assert "StateMismatch" in result.dead[3]
     assert "another training state after step" in result.dead[3]
@@ -157,12 +190,12 @@ def test_values_behind_functions_reach_joiners_and_harm_nobody() -> None:
             lambda: generator.bit_generator.state,
         )
         for _ in session.steps(150):
-            jobs.pace(session, 4)
+            jobs.pace(session, 4, 0.25)
             w += session.allreduce(np.ones(3)) / len(session.contributors) * generator.integers(1, 9)
             best[0] = min(best[0], np.float64(1 / w[0]))
         return [float(w[0]), float(best[0])]
 
-    result = jobs.launch(train, FABRIC, faults=["kill:3@step=5", "join:3@step=15"])
+    result = jobs.launch(train, FABRIC, faults=["kill:3@step=5", "join:3@step=8"])
     assert len({tuple(value) for value in result.values.values()}) == 1
     assert set(result.values) == set(range(4))
 

@@ -94,10 +94,10 @@ def test_sums_are_exact_and_nothing_is_left(fabric: str) -> None:
 def test_a_server_is_lost_in_mid_step(kind: str, phase: str) -> None:
     # Every call is a step; the odd ones are large.
     when = f"step={2 * STEP + 1}" + (f",phase={phase}" if phase else "")
-    how = ",for=2s" if kind == "freeze" else ""
+    how = ",for=5s" if kind == "freeze" else ""
     before = left_behind()
     result = jobs.launch(
-        counted, "bcube:2x2", transport="shm", faults=[f"{kind}:1@{when}{how}"], detect_s=0.5
+        counted, "bcube:2x2", transport="shm", faults=[f"{kind}:1@{when}{how}"], detect_s=2.0
     )
     spared = {1} & set(result.values)  # a frozen one may thaw before anybody misses it
     assert not spared or kind == "freeze"
@@ -130,7 +130,8 @@ def test_a_server_joins_and_is_killed_and_joins_again_between_large_and_small_st
             total[: x.size] += result
             contributors.append(members)
             time.sleep(0.01)
-            jobs.pace(session, 4)
+            if step > 20:
+                jobs.pace(session, 4, 0.25)
         return {"contributors": contributors}
 
     faults = ["kill:1@step=10,phase=broadcast", "join:1@step=15", "kill:1@phase=transfer", "join:3@step=20"]
@@ -144,7 +145,7 @@ def test_a_server_joins_and_is_killed_and_joins_again_between_large_and_small_st
 
 
 def test_a_server_that_holds_its_interpreter_is_lost_and_disturbs_nobody() -> None:
-    result = jobs.launch(counted, "bcube:2x2", transport="shm", faults=["gil:2@step=9,for=3s"], detect_s=0.5)
+    result = jobs.launch(counted, "bcube:2x2", transport="shm", faults=["gil:2@step=9,for=30s"], detect_s=2.0)
     check_exact(result, {0, 1, 3})
 
 
@@ -327,9 +328,12 @@ def test_who_waits_says_for_whom(tmp_path: Path) -> None:
 
     with bml.start(train, "bcube:2x2", launcher="processes", transport="shm") as job:
         said: dict[int, str] = {}
-        while said.get(0) != "servers [2] to be READY in step 1":  # the test's deadline ends this
+        wanted = {
+            0: "servers [2] to be READY in step 1",
+            2: "the training function to bring step 1",
+        }
+        while not wanted.items() <= said.items():  # the test's deadline ends this
             said = {server: each.get("waits_for", "") for server, each in job.status()["servers"].items()}
-        assert said[2] == "the training function to bring step 1"
         release.touch()
         job.wait(30)
 

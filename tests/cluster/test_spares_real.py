@@ -34,6 +34,10 @@ def wait_for(condition: Any) -> Any:
     return found
 
 
+def _all_have_answered(now: dict[str, Any]) -> bool:
+    return len(now["servers"]) == 4 and all("process" in each for each in now["servers"].values())
+
+
 @pytest.mark.parametrize(
     "launcher",
     [pytest.param("processes", marks=pytest.mark.real), pytest.param("ray", marks=pytest.mark.ray)],
@@ -50,13 +54,15 @@ def test_a_spare_takes_the_place_of_a_dead_server_and_the_next_one_stays_lost(
     def train(session: bml.Session) -> Any:
         while not go.exists():
             time.sleep(0.005)
-        was_replaced = session.joins
+        was_replaced, n_steps = session.joins, 0
 
         def pause() -> None:
-            nonlocal was_replaced
+            """From step 20 on long, so that the spare is in before step 190, however busy the machine is."""
+            nonlocal was_replaced, n_steps
+            n_steps += 1
             was_replaced = was_replaced or 3 not in session.contributors
             if not (session.replays or (was_replaced and 3 in session.contributors)):
-                time.sleep(0.05)
+                time.sleep(0.05 if n_steps <= 20 else 0.25)
 
         w = jobs.descend(session, epochs=EPOCHS, pause=pause, rate=slowly_imported.RATE)["params"]
         return w, os.getpid()
@@ -67,7 +73,7 @@ def test_a_spare_takes_the_place_of_a_dead_server_and_the_next_one_stays_lost(
     ) as job:
         wait_for(lambda: len(importers.read_text().split()) >= 1 + 4 + 1)  # the launcher, servers, the spare
         wait_for(lambda: job.status()["spares"] == 1)
-        status = job.status()
+        status = wait_for(lambda: (now := job.status()) and _all_have_answered(now) and now)
         go.touch()
         wait_for(lambda: job.status()["servers"][0].get("step", 0) >= 20)
         os.kill(status["servers"][3]["process"], signal.SIGKILL)

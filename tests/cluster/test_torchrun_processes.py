@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -127,12 +128,15 @@ def test_ranks_of_one_node_have_a_secret(tmp_path: Path, monkeypatch: pytest.Mon
 DIES = """
 import os, pathlib, signal, sys, time
 rank, count = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-died = pathlib.Path("died")
+pid = pathlib.Path("pid")
 if rank == 1 and count < int(sys.argv[1]):
-    died.touch()
     print("last words", count)
+    pathlib.Path("written").write_text(str(os.getpid()))
+    os.rename("written", pid)
     os.kill(os.getpid(), signal.SIGKILL)
-while not died.exists():
+while not pid.exists():
+    time.sleep(0.01)
+while pathlib.Path("/proc", pid.read_text()).exists():  # until its end was noticed
     time.sleep(0.01)
 print("process", os.getpid(), "finishes as", count)
 """
@@ -147,9 +151,7 @@ def test_a_dead_rank_is_survived_and_said(tmp_path: Path) -> None:
 
 
 def test_only_the_dead_rank_is_started_again(tmp_path: Path) -> None:
-    text = DIES.replace(
-        "while not died", "while not (rank == 1 or pathlib.Path('again').exists()) or not died"
-    )
+    text = DIES.replace("while not pid", "while not (rank == 1 or pathlib.Path('again').exists()) or not pid")
     text = text.replace('print("process"', 'rank == 1 and pathlib.Path("again").touch()\nprint("process"')
     words = ("--nproc-per-node", "3", "--max-restarts", "2", "--json", script(tmp_path, text), "2")
     status, out, err = done(tmp_path, *words)
@@ -220,21 +222,29 @@ def test_the_first_error_that_nobody_survived_is_the_status(tmp_path: Path) -> N
 
 
 def test_faults_kill_and_freeze(tmp_path: Path) -> None:
-    """Rank 1 runs until it has seen that it stood still, rank 2 until then, and rank 0 until it is killed."""
+    """Rank 1 runs until it has seen that it stood still, rank 2 until then, and rank 0 until it is killed.
+
+    Nobody ends before rank 0 is dead, or none would have finished after it.
+    """
     text = """
 import os, pathlib, time
-rank, over = os.environ["RANK"], pathlib.Path("over")
+rank, over, pid = os.environ["RANK"], pathlib.Path("over"), pathlib.Path("pid")
+if rank == "0":
+    pathlib.Path("written").write_text(str(os.getpid()))
+    os.rename("written", pid)
 longest, last = 0, time.monotonic()
 while not over.exists():
     time.sleep(0.01)
     longest, last = max(longest, time.monotonic() - last), time.monotonic()
-    if rank == "1" and longest > 1.5:
+    if rank == "1" and longest > 2.5:
         over.touch()
 while rank == "0":
     time.sleep(1)
+while not pid.exists() or pathlib.Path("/proc", pid.read_text()).exists():
+    time.sleep(0.01)
 print("longest", longest)
 """
-    faults = ("--fault", "kill:0@t=3s", "--fault", "freeze:1@t=3s,for=2s", "--fault", "kill:2@t=900s")
+    faults = ("--fault", "kill:0@t=3s", "--fault", "freeze:1@t=3s,for=4s", "--fault", "kill:2@t=900s")
     status, out, err = done(tmp_path, "--nproc-per-node", "3", *faults, script(tmp_path, text))
     assert status == 0
     longest = {line[:8]: float(line.split()[-1]) for line in out}
@@ -420,12 +430,32 @@ def test_the_store_outlives_rank_0_and_a_restarted_rank_meets_it(tmp_path: Path)
     assert sorted(out) == [f"[rank {rank}] read of the dead" for rank in range(2)]
 
 
+WAITS = "waiting for node 1"
+
+
 def nodes(folder: Path, *words: str) -> list[tuple[int, str, str]]:
-    """Two launchers of two ranks each on this machine, to their ends."""
+    """Two launchers of two ranks each on this machine, to their ends.
+
+    There is a file `node 0 waits` in the folder as soon as node 0 has said that it does.
+    """
     endpoint = f"127.0.0.1:{free_port()}"
     common = ("--nproc-per-node", "2", "--nnodes", "2", "--rdzv-endpoint", endpoint, *words)
-    with torchrun(folder, *common) as first, torchrun(folder, *common) as second:
-        outputs = [process.communicate(timeout=WITHIN_S) for process in (first, second)]
+
+    def end(process: subprocess.Popen[str]) -> tuple[str, str]:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if WAITS in line:
+                (folder / "node 0 waits").touch()
+        return process.communicate(timeout=WITHIN_S)[0], "".join(said)
+
+    with (
+        ThreadPoolExecutor(2) as both,
+        torchrun(folder, *common) as first,
+        torchrun(folder, *common) as second,
+    ):
+        outputs = list(both.map(end, (first, second)))
     assert left_of(folder) == []
     statuses = (first.returncode, second.returncode)
     return [(status, *output) for status, output in zip(statuses, outputs, strict=True)]
@@ -444,19 +474,20 @@ def test_two_nodes_form_one_job(tmp_path: Path) -> None:
 
 def test_the_store_waits_for_the_other_node(tmp_path: Path) -> None:
     """Node 0's ranks end first; node 1's still use the store then."""
-    text = "import os, sys, time\nimport torch.distributed as dist\n"
+    text = "import os, time\nimport torch.distributed as dist\n"
     text += "store, rank, size = next(dist.rendezvous('env://'))\n"
     text += "if rank < 2:\n    store.set(str(rank), 'x')\n    os._exit(0)\n"
     text += "store.wait(['0', '1'])\n"
     text += (
         "whole = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)\n"
     )
-    text += "whole.wait(['bml/torchrun/done/0'])\n"  # set before node 0 looks for the others
-    text += "time.sleep(2)\nstore.set('late', 'x')\nprint(store.get('late'))\n"
+    text += "whole.wait(['bml/torchrun/done/0'])\n"
+    text += "while not os.path.exists('node 0 waits'):\n    time.sleep(0.01)\n"
+    text += "store.set('late', 'x')\nprint(store.get('late'))\n"
     found = nodes(tmp_path, script(tmp_path, text))
     assert [status for status, _, _ in found] == [0, 0], found
     assert sum(out.count("b'x'") for _, out, _ in found) == 2
-    assert any("waiting for node 1" in err for _, _, err in found)
+    assert any(WAITS in err for _, _, err in found)
 
 
 def test_two_launchers_as_the_same_node_are_refused(tmp_path: Path) -> None:
