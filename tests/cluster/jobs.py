@@ -95,7 +95,7 @@ def descend(
     return {"params": w, "history": history, "shares": shares}
 
 
-def pace(session: Any, n_servers: int, pause_s: float = 0.05) -> None:
+def pace(session: Any, n_servers: int, pause_s: float = 0.25) -> None:
     """Take longer for a step until so many servers contribute, so that those that join find the job running.
 
     A joiner itself does not pause in steps that it is only told of: it would never catch up.

@@ -71,10 +71,10 @@ def test_a_job_begins_with_six_servers_grows_to_nine_and_shrinks_to_five() -> No
         job.begin(pack(train))
         assert job.status()["awaited"] == [6, 7, 8]
         assert nine.wait(60), "it did not grow"
-        status = job.status()
-        assert status["awaited"] == []
+        assert job.status()["awaited"] == []
         for server in (5, 6, 7, 8):
-            os.kill(status["servers"][server]["process"], signal.SIGTERM)
+            process = jobs.wait_for(lambda server=server: job.status()["servers"][server].get("process"))
+            os.kill(process, signal.SIGTERM)
         result = job.wait(60)
 
     report = result.report

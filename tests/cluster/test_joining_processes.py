@@ -93,9 +93,9 @@ def test_a_job_grows_by_a_server_that_was_absent() -> None:
 
 
 def test_lost_servers_are_started_again_if_asked_for() -> None:
-    faults = ["kill:1@step=20", "exit:2@step=100"]
+    faults = ["kill:1@step=20", "exit:3@step=100"]  # if 1 is not back yet, 0 and 2 share a switch
     result = jobs.launch(train_four, "bcube:2x2", rejoin=True, faults=faults, transport="auto")
-    check(result, (1, 2))
+    check(result, (1, 3))
     assert result.dead == {}
 
 
@@ -132,7 +132,7 @@ def test_sigterm_is_the_notice_of_preemption(tmp_path: Path) -> None:
     with bml.start(
         lambda session: train_when_told(session, go), fabric="bcube:2x2", launcher="processes"
     ) as job:
-        process = job.status()["servers"][2]["process"]
+        process = jobs.wait_for(lambda: job.status()["servers"][2].get("process"))
         os.kill(process, signal.SIGTERM)
         go.touch()
         result = job.wait(60)
@@ -160,7 +160,7 @@ def other_shape(session: bml.Session) -> float:
     w[:] = 0
     session.state(params=w)
     for _ in session.steps(80):
-        jobs.pace(session, 4)
+        jobs.pace(session, 4, 0.1)
         w += session.allreduce(np.ones(5, np.float32))[0]
     return float(w[0])
 

@@ -26,6 +26,7 @@ class Ranks:
         self._changed = threading.Condition()
         self.said: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(size)}
         self.processes: dict[int, subprocess.Popen[str]] = {}
+        self._readers: dict[int, threading.Thread] = {}
         self._before = set(os.listdir("/dev/shm"))
 
     def __enter__(self) -> "Ranks":
@@ -55,7 +56,8 @@ class Ranks:
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            threading.Thread(target=self._read, args=(rank, process), daemon=True).start()
+            self._readers[rank] = threading.Thread(target=self._read, args=(rank, process), daemon=True)
+            self._readers[rank].start()
 
     def _read(self, rank: int, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
@@ -98,6 +100,7 @@ class Ranks:
         assert process.stderr is not None
         text = "" if process.stderr.closed else process.stderr.read()
         process.stderr.close()
+        self._readers[rank].join(DEADLINE_S)  # all that it said is there then
         return process.wait(DEADLINE_S), text
 
     def stop_when_by(self, *contributors: int, n: int = 20) -> None:

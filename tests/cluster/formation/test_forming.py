@@ -18,7 +18,7 @@ _RECOVERS_S = 30.0
 @pytest.mark.smoke
 def test_four_ranks_add_survive_a_death_and_leave_nothing_behind(tmp_path: Path) -> None:
     """The death of rank 0, and of the coordinator with it, is the hardest one."""
-    with Ranks(tmp_path, 4, steps=80) as ranks:
+    with Ranks(tmp_path, 4, steps=400) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         killed_s = time.monotonic()
@@ -48,7 +48,7 @@ def test_without_a_fault_all_contribute_to_every_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["rank 3", "rank 1", "coordinator", "both lowest ranks", "all but 2"])
 def test_survivors_go_on(tmp_path: Path, victim: str) -> None:
-    with Ranks(tmp_path, 4, steps=300) as ranks:
+    with Ranks(tmp_path, 4, steps=800) as ranks:
         ranks.start()
         # A third rank prepares a process for a coordinator once there is a view.
         ranks.wait_for("step", n=200 if victim == "both lowest ranks" else 20)
@@ -143,7 +143,7 @@ def test_an_exception_ends_one_rank_and_the_others_go_on(tmp_path: Path, exits: 
 
 
 def test_ctrl_c_ends_one_rank(tmp_path: Path) -> None:
-    with Ranks(tmp_path, 3, steps=200) as ranks:
+    with Ranks(tmp_path, 3, steps=600) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         ranks.processes[2].send_signal(signal.SIGINT)
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_one_rank(tmp_path: Path) -> None:
 
 
 def test_a_store_that_breaks_ends_nothing(tmp_path: Path) -> None:
-    with Ranks(tmp_path, 3, steps=200, store_breaks=True) as ranks:
+    with Ranks(tmp_path, 3, steps=600, store_breaks=True) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         ranks.processes[0].kill()
@@ -209,7 +209,7 @@ def test_the_store_of_pytorch_may_die_with_rank_0(tmp_path: Path) -> None:
 
 
 def test_with_fewer_ranks_than_the_least_number_all_end(tmp_path: Path) -> None:
-    with Ranks(tmp_path, 4, settings={"min_servers": 3}) as ranks:
+    with Ranks(tmp_path, 4, endless=True, settings={"min_servers": 3}) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         for rank in (0, 3):
@@ -261,7 +261,7 @@ def test_a_rank_that_ends_early_is_named_to_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fabric", ["bcube:2x2", "switch:4"])
 def test_ranks_survive_over_tcp(tmp_path: Path, fabric: str) -> None:
-    with Ranks(tmp_path, 4, steps=200, settings={"transport": "tcp", "fabric": fabric}) as ranks:
+    with Ranks(tmp_path, 4, steps=600, settings={"transport": "tcp", "fabric": fabric}) as ranks:
         ranks.start()
         ranks.wait_for("step", n=20)
         killed_s = time.monotonic()
