@@ -54,6 +54,11 @@ def launch(train: Any, fabric: str = "bcube:3x2", **settings: Any) -> bml.Result
     return bml.launch(train, fabric=fabric, launcher="processes", **{"transport": "tcp", **settings})
 
 
+def process_of(job: bml.Job, server: int) -> int:
+    """The process of a server, once it answers: a status waits a second for it."""
+    return int(wait_for(lambda: job.status()["servers"][server].get("process")))
+
+
 def sample_rows(indices: Any, w: Any) -> Any:
     """One float row per sample, summed: what a gradient is to the runtime. It depends on `w`."""
     columns = np.arange(LENGTH, dtype=np.float32)

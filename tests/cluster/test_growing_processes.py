@@ -73,8 +73,7 @@ def test_a_job_begins_with_six_servers_grows_to_nine_and_shrinks_to_five() -> No
         assert nine.wait(60), "it did not grow"
         assert job.status()["awaited"] == []
         for server in (5, 6, 7, 8):
-            process = jobs.wait_for(lambda server=server: job.status()["servers"][server].get("process"))
-            os.kill(process, signal.SIGTERM)
+            os.kill(jobs.process_of(job, server), signal.SIGTERM)
         result = job.wait(60)
 
     report = result.report

@@ -132,8 +132,7 @@ def test_sigterm_is_the_notice_of_preemption(tmp_path: Path) -> None:
     with bml.start(
         lambda session: train_when_told(session, go), fabric="bcube:2x2", launcher="processes"
     ) as job:
-        process = jobs.wait_for(lambda: job.status()["servers"][2].get("process"))
-        os.kill(process, signal.SIGTERM)
+        os.kill(jobs.process_of(job, 2), signal.SIGTERM)
         go.touch()
         result = job.wait(60)
     check(result, ())

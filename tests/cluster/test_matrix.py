@@ -198,7 +198,7 @@ def train_and_wait(joiner: int) -> Any:
         batches = session.batches(jobs.N_SAMPLES, global_batch=jobs.GLOBAL_BATCH, epochs=LONG_EPOCHS, seed=3)
         for batch in batches:
             seen = seen or joiner in session.view.members
-            # Its process starts meanwhile, which takes its time; the first view but one tells of it.
+            # From this step on the joiner's process starts, and view 2 lets it in.
             starts = len(contributors) >= STEP and session.view.epoch == 1
             time.sleep(0.004 if seen else 0.15 if starts else 0.025)
             w -= np.float32(0.1) * batch.allreduce(again(batch.indices), recompute=again)

@@ -140,7 +140,7 @@ def test_of_two_halves_the_one_that_lives_goes_on() -> None:
 def test_nobody_comes_back_to_a_job_that_was_given_up() -> None:
     """All are started again after their death, but the coordinator has given up, with nobody to tell."""
     faults, before = [f"kill:{server}@step=5" for server in range(4)], jobs.children()
-    with pytest.raises(TooFewServers, match=r"only [012] of [34] servers are left"):
+    with pytest.raises(TooFewServers, match=r"only [012] of 4 servers are left"):
         jobs.launch(jobs.descend, "bcube:2x2", faults=faults, rejoin=True)
     assert jobs.children() <= before
 
@@ -260,5 +260,4 @@ def test_what_was_final_everywhere_is_not_sent_again() -> None:
     print(*((view["reason"], view["kept"]) for view in result.report["views"]), result.dead)
     assert result.values == dict.fromkeys(range(9), True)
     assert cut["failures"] == ["link:4/0"]
-    # Nothing is kept if a server lacks half of the sum as the cable is cut: see test_decide.
-    assert cut["commit"] == 2 or 0 <= cut["kept"] < 3_000_001
+    assert cut["commit"] == 2 or 0 < cut["kept"] < 3_000_001

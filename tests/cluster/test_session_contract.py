@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -72,8 +71,7 @@ def test_a_call_that_one_server_could_not_make_is_taken_for_no_other() -> None:
 
 def pace_until(there: Path, session: bml.Session) -> None:
     """Take longer for a step until a joiner that never contributes has been there, and is heard of."""
-    if len(session.contributors) < 4 and not session.replays:
-        time.sleep(0.05 if there.exists() else 0.25)
+    jobs.pace(session, 4, 0.05 if there.exists() else 0.25)
 
 
 def telling(train: Any, there: Path) -> Any:
@@ -190,7 +188,7 @@ def test_values_behind_functions_reach_joiners_and_harm_nobody() -> None:
             lambda: generator.bit_generator.state,
         )
         for _ in session.steps(150):
-            jobs.pace(session, 4, 0.25)
+            jobs.pace(session, 4)
             w += session.allreduce(np.ones(3)) / len(session.contributors) * generator.integers(1, 9)
             best[0] = min(best[0], np.float64(1 / w[0]))
         return [float(w[0]), float(best[0])]

@@ -131,7 +131,7 @@ def test_a_server_joins_and_is_killed_and_joins_again_between_large_and_small_st
             contributors.append(members)
             time.sleep(0.01)
             if step > 20:
-                jobs.pace(session, 4, 0.25)
+                jobs.pace(session, 4)
         return {"contributors": contributors}
 
     faults = ["kill:1@step=10,phase=broadcast", "join:1@step=15", "kill:1@phase=transfer", "join:3@step=20"]

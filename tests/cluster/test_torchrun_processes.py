@@ -200,23 +200,9 @@ def test_a_rank_that_cannot_be_started_again_ends_no_other(tmp_path: Path) -> No
     assert left_of(tmp_path) == []
 
 
-DIES_THEN_FAILS = """
-import os, pathlib, sys, time
-pid = pathlib.Path("pid")
-if os.environ["RANK"] == "1":
-    pathlib.Path("written").write_text(str(os.getpid()))
-    os.rename("written", pid)
-    os.kill(os.getpid(), 9)
-while not pid.exists():
-    time.sleep(0.01)
-while pathlib.Path("/proc", pid.read_text()).exists():  # until its end was noticed
-    time.sleep(0.01)
-sys.exit(3)
-"""
-
-
 def test_the_first_error_that_nobody_survived_is_the_status(tmp_path: Path) -> None:
-    status, _, err = done(tmp_path, "--nproc-per-node", "2", script(tmp_path, DIES_THEN_FAILS))
+    text = DIES + "sys.exit(3)\n"
+    status, _, err = done(tmp_path, "--nproc-per-node", "2", script(tmp_path, text), "1")
     assert status == 128 + signal.SIGKILL
     assert err[-1].endswith("rank 0 failed (exit status 3), rank 1 died (signal 9), no ranks finished")
 

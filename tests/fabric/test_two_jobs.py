@@ -100,7 +100,7 @@ def test_a_job_that_is_killed_does_not_disturb_another(emulated_fabric: BringUp,
         result = job.wait()
     assert len(set(result.values.values())) == 1
     assert len(set(result.report["digests"].values())) == 1
-    assert not any(view["failures"] for view in result.report["views"])  # slow NICs may be found
+    assert [view["failures"] for view in result.report["views"]] == [[]], "no view but the first"
     assert fabric.find(network.name).status()["failures"] == []
 
 
@@ -115,8 +115,7 @@ def test_one_jobs_dead_server_is_alive_for_the_other(emulated_fabric: BringUp, t
         stop.touch()
         result = job.wait()
     assert sorted(result.values) == [0, 1, 2, 3]
-    # A NIC may be found slow meanwhile, as two jobs share the cables and the cores.
-    assert not any(view["failures"] for view in result.report["views"])
+    assert [view["failures"] for view in result.report["views"]] == [[]], "no view but the first"
 
 
 def test_switches_serve_urgent_packets_first_and_let_no_class_stand_still(emulated_fabric: BringUp) -> None:

@@ -71,7 +71,7 @@ def goodputs(
                 return
 
     def receive(number: int, sock: socket.socket) -> None:
-        """Count from when something arrived to when something arrived: this thread may be late for either."""
+        """Count from one arrival to another, or to the end if there is none: this thread may be late."""
         sock.settimeout(0.2)
         first = last = 0.0
         nbytes = 0
@@ -85,7 +85,7 @@ def goodputs(
                 nbytes += taken
             elif last >= counts_from:
                 first = last
-        measured[number] = nbytes, last - first
+        measured[number] = nbytes, max(last, until) - (first or counts_from)
 
     threads = [threading.Thread(target=send, args=(sender,)) for sender, _ in ends]
     threads += [threading.Thread(target=receive, args=(i, sock)) for i, (_, sock) in enumerate(ends)]

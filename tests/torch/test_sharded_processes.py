@@ -27,9 +27,7 @@ def test_a_replica_goes_on_without_the_other(way: str) -> None:
     """Rank 3 dies before step 5; rank 2 cannot go on without its shards, and says so."""
     found = run_group(4, "sharded_programs.train", way=way, kill=3)
     assert found[3] == -9
-    # Gloo: closed or reset by its peer, or it was about to write when the peer had reset it.
-    wanted_words = ["ContributorLost"] if way == "mesh" else ["by peer", "Broken pipe"]
-    assert any(words in found[2] for words in wanted_words), found[2]
+    assert ("ContributorLost" if way == "mesh" else "by peer") in found[2]  # gloo: closed, or reset
     wanted = torch.tensor(fault_free([ALL] * 5 + [LEFT] * (N_STEPS - 5)))
     for rank in (0, 1):
         torch.testing.assert_close(torch.tensor(found[rank]["parameters"]), wanted, rtol=1e-4, atol=1e-5)

@@ -210,9 +210,9 @@ class Outlook:
             return
         with self._facts:
             pace.look()
-        # Not before a step is committed: recovery plans, too, and would wait for this thread.
-        held = [each.view for each in views if each.recover_s is not None]
-        for view in [each for each in held if each.epoch >= self._modelled]:
+        # Until a view has committed a step, the server plans for it, and this thread would slow it down.
+        recovered = [each.view for each in views if each.recover_s is not None]
+        for view in [each for each in recovered if each.epoch >= self._modelled]:
             if view.epoch > self._modelled:
                 self._predictor.installed(view.epoch, self._model(view))
             self._predict(view, self._modelled, pace)
