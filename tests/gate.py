@@ -3,7 +3,9 @@
 - **Seed.** It is made from the files of bml and tests, so a run can be repeated from its commit, and what it
   draws changes with what it judges. BML_FAULT_SEED sets another. It is printed at the top and at the bottom,
   with the command that repeats each failure.
-- **Samples.** Of the cases of a test marked `few(n)`, n drawn from the seed run; all with BML_TESTS=all.
+- **Samples.** Of a test that only the gate runs, a quarter of the cases is drawn by the seed, at least four,
+  or n where it is marked `few(n)`; all with BML_TESTS=all. So every gate tries each kind of thing, and the
+  next one other cases of it.
 - **Order.** Tests with the longest time limits begin first, so that no core waits at the end for a late one.
 - **Groups.** pytest-xdist hands out one test at a time (--dist loadgroup), and a file whose tests share a
   fixture of the module as a whole.
@@ -69,20 +71,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(chosen, key=lambda item: -_limit_s(item, config))  # stable: files stay together
 
 
+_SHARE, _LEAST = 4, 4
+"""Of the cases of a test one in so many is drawn, and at least so many."""
+
+
 def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
-    """The items without those cases of tests marked `few` that are not drawn."""
-    cases: dict[str, list[pytest.Item]] = {}
+    """The items without those cases of tests of the gate that are not drawn."""
+    cases: dict[tuple[str, int | None], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("few"):
-            cases.setdefault(own_name(item).partition("[")[0], []).append(item)
+        few = item.get_closest_marker("few")
+        if few or _for_the_gate(item):
+            function = own_name(item).partition("[")[0]
+            cases.setdefault((function, few.args[0] if few else None), []).append(item)
     left_out: set[pytest.Item] = set()
-    for function, among in cases.items():
-        marker = among[0].get_closest_marker("few")
-        assert marker
-        (n_taken,) = marker.args
+    for (function, few_n), among in cases.items():
+        n_taken = max(_LEAST, len(among) // _SHARE) if few_n is None else few_n
         rng = random.Random(f"{seed}:{function}")
         left_out.update(set(among) - set(rng.sample(among, min(n_taken, len(among)))))
     return [item for item in items if item not in left_out]
+
+
+def _for_the_gate(item: pytest.Item) -> bool:
+    """Whether `make test` leaves the test to the gate; the matrix draws its cells itself."""
+    marks = {mark.name for mark in item.iter_markers()}
+    return bool(marks & {"slow", "real", "ray"}) and not marks & {"smoke", "serial", "matrix"}
 
 
 def _limit_s(item: pytest.Item, config: pytest.Config) -> float:
@@ -115,7 +127,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def _seed_line(config: pytest.Config) -> str:
-    cases = "all cases" if _ALL else "samples where marked few"
+    cases = "all cases" if _ALL else "samples of what the gate alone runs"
     return f"seed of all that is drawn: {seed_of(config)} ({_SEED}), {cases}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import gate
@@ -20,8 +21,24 @@ import pytest
 def test_drawn(n):
     pass
 
-@pytest.mark.parametrize("n", range(4))
+@pytest.mark.parametrize("n", range(40))
 def test_all(n):
+    pass
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(40))
+def test_quarter(n):
+    pass
+
+@pytest.mark.real
+@pytest.mark.parametrize("n", range(9))
+def test_four(n):
+    pass
+
+@pytest.mark.real
+@pytest.mark.smoke
+@pytest.mark.parametrize("n", range(9))
+def test_smoke(n):
     pass
 
 @pytest.mark.timeout(500)
@@ -63,14 +80,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_few_cases_are_drawn_by_the_seed_alone_and_the_longest_come_first(folder: Path) -> None:
+def test_cases_are_drawn_by_the_seed_alone_and_the_longest_come_first(folder: Path) -> None:
     chosen = collected(folder, 7)
     assert chosen[0] == "test_long"
-    assert len([each for each in chosen if each.startswith("test_drawn")]) == 3
-    assert len([each for each in chosen if each.startswith("test_all")]) == 4
+    numbers = Counter(each.partition("[")[0] for each in chosen)
+    wanted = {"test_drawn": 3, "test_all": 40, "test_quarter": 10, "test_four": 4, "test_smoke": 9}
+    assert numbers == {**wanted, "test_long": 1, "test_red": 1}
     assert collected(folder, 7, cwd=folder.parent) == chosen, "drawn by the folder, too"
     assert {tuple(collected(folder, seed)) for seed in (8, 9)} != {tuple(chosen)}
-    assert len(collected(folder, 7, BML_TESTS="all")) == 20 + 4 + 2
+    assert len(collected(folder, 7, BML_TESTS="all")) == 20 + 40 + 40 + 9 + 9 + 2
 
 
 @pytest.mark.slow
@@ -79,7 +97,7 @@ def test_a_failure_is_printed_with_the_command_that_repeats_it(folder: Path) -> 
     assert end.returncode == 1
     assert "BML_FAULT_SEED=11 .venv/bin/python -m pytest 'test_some.py::test_red'" in end.stdout
     assert "seed of all that is drawn: 11" in end.stdout
-    assert "1 failed, 8 passed" in end.stdout
+    assert "1 failed, 67 passed" in end.stdout
 
 
 def test_the_seed_follows_from_what_is_tested(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "uplink-flows": partial(fat_tree.uplink_flows, ("HiPS",)),
     "job-completion": partial(trainings.job_completion, ("resnet50",), (10, 40)),
 }
-#: Figures of long simulations that cannot be sampled.
+#: Figures of long simulations that cannot be sampled: for the nightly run.
 SLOW = {"fat-tree-bcube"}
 NUMBERS = ("published", "ours", "ratio")
 ENDS = ("least", "most")
@@ -56,7 +56,11 @@ def same(point: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in registered()]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.few(0)] if name in SLOW else [])
+        for name in registered()
+    ],
 )
 def test_a_figure_has_the_values_of_today(name: str) -> None:
     figure = registered()[name]

@@ -253,6 +253,7 @@ def test_hips_on_the_published_bcube_pauses_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.few(0)
 @pytest.mark.timeout(600)
 def test_a_mesh_on_the_published_fat_tree_pauses_thousands() -> None:
     counts, times = pauses(("mesh, fattree:10",)), packet_times(("mesh, fattree:10",))

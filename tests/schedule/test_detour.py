@@ -7,7 +7,6 @@ import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampled import first
 from schedule_executor import check_sums, slots
 
 from bml.faults.detour import MAX_CHOICES, shortest_paths
@@ -167,7 +166,8 @@ def damaged(draw):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_examples", first(1, [50, 150]))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("n_examples", [50, 150])
 def test_random_damage_gives_right_sums_or_names_the_parts(n_examples):
     drawn = given(fabric=damaged(), n_elements=st.integers(0, 200), seed=st.integers(0, 99))
     settings(max_examples=n_examples, deadline=None, derandomize=True)(drawn(right_sums_or_the_parts))()

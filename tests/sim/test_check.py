@@ -49,6 +49,7 @@ def assert_held(tally: Tally, n_seeds: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.few(2)
 @pytest.mark.parametrize("first", range(100, 400, 50))
 def test_these_seeds_hold(first: int) -> None:
     assert_held(check(range(first, first + 50)), 50)

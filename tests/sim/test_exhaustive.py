@@ -41,6 +41,7 @@ def propose_without_one_that_lives(model: Model) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize("faults", [Faults(1, 1, 0), Faults(0, 1, 1)], ids=str)
 def test_a_view_that_its_coordinator_abandons_does_not_bind(faults: Faults) -> None:
     found = explore(faults=faults, most_states=1_000, first=propose_without_one_that_lives)

@@ -30,6 +30,7 @@ def test_eighty_one_servers_keep_all_promises(fabric: str, seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.few(0)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("fabric", "seed"), [("bcube:4x5", 3)])
 def test_a_thousand_servers_keep_all_promises(fabric: str, seed: int) -> None:
@@ -84,7 +85,8 @@ class Counts:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fabric", first(1, ["bcube:9x2", "bcube:16x2"]))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("fabric", ["bcube:9x2", "bcube:16x2"])
 def test_a_server_speaks_to_its_neighbours_and_a_view_takes_a_few_round_trips(
     monkeypatch: pytest.MonkeyPatch, fabric: str
 ) -> None:

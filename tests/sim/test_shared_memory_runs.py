@@ -128,6 +128,7 @@ FIRST_TRIED = {"take_a_torn_sum": 940, "leave_without_a_word": 1500}
 
 
 @pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize("plant", PLANTED_IN_SHARED_MEMORY, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found_by_drawn_seeds(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
     first = FIRST_TRIED[plant.__name__]

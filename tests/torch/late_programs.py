@@ -1,5 +1,6 @@
 """Trainings by `bml.torch.attach` on a device that is late; run as a script, in a process of their own.
 
+The script runs the programs that it is given by name, or all.
 Prints one line of JSON for each program: its name, and the error if it failed.
 """
 
