@@ -185,7 +185,7 @@ def timed(root: Path, command: str) -> tuple[int | None, str]:
     process = subprocess.Popen(
         [sys.executable, *command.split(), *uncached],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), "BML_TESTS": "all"},
+        env={**os.environ, "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

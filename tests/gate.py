@@ -3,9 +3,10 @@
 - **Seed.** It is made from the files of bml and tests, so a run can be repeated from its commit, and what it
   draws changes with what it judges. BML_FAULT_SEED sets another. It is printed at the top and at the bottom,
   with the command that repeats each failure.
-- **Samples.** Of a test that only the gate runs, a quarter of the cases is drawn by the seed, at least four,
-  or n where it is marked `few(n)`; all with BML_TESTS=all. So every gate tries each kind of thing, and the
-  next one other cases of it.
+- **Samples.** With BML_TESTS=sample, as `make gate` sets it, the seed draws half of the real tests of each
+  file, and a quarter of the cases of a test, at least four, or n where it is marked `few(n)`. It leaves alone
+  what `make test` runs and what judges time. So each change is tried by tests of every kind, and the next one
+  by others; `make nightly` runs all.
 - **Order.** Tests with the longest time limits begin first, so that no core waits at the end for a late one.
 - **Groups.** pytest-xdist hands out one test at a time (--dist loadgroup), and a file whose tests share a
   fixture of the module as a whole.
@@ -18,7 +19,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from bml.pytest_plugin import own_name, seed_of
 
 _ROOT = Path(__file__).resolve().parents[1]
 _SEED = "BML_FAULT_SEED"
-_ALL = os.environ.get("BML_TESTS") == "all"
+_SAMPLED = os.environ.get("BML_TESTS") == "sample"
 
 
 def seed_from(root: Path) -> int:
@@ -66,7 +67,7 @@ def _processor_s() -> float:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen = items if _ALL else drawn(items, seed_of(config))
+    chosen = drawn(items, seed_of(config)) if _SAMPLED else items
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
     items[:] = sorted(chosen, key=lambda item: -_limit_s(item, config))  # stable: files stay together
 
@@ -76,14 +77,20 @@ _SHARE, _LEAST = 4, 4
 
 
 def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
-    """The items without those cases of tests of the gate that are not drawn."""
+    """The items without those tests of the gate, and cases of them, that are not drawn."""
+    files: dict[str, set[str]] = {}
     cases: dict[tuple[str, int | None], list[pytest.Item]] = {}
     for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if marks & {"smoke", "serial", "matrix"}:  # the matrix draws its cells itself
+            continue
         few = item.get_closest_marker("few")
-        if few or _for_the_gate(item):
-            function = own_name(item).partition("[")[0]
-            cases.setdefault((function, few.args[0] if few else None), []).append(item)
-    left_out: set[pytest.Item] = set()
+        if marks & {"slow", "real", "ray"} or few:
+            cases.setdefault((_function(item), few.args[0] if few else None), []).append(item)
+        if marks & {"real", "ray"}:
+            files.setdefault(item.path.name, set()).add(_function(item))
+    without = _halves(files, seed)
+    left_out = {item for item in items if _function(item) in without}
     for (function, few_n), among in cases.items():
         n_taken = max(_LEAST, len(among) // _SHARE) if few_n is None else few_n
         rng = random.Random(f"{seed}:{function}")
@@ -91,10 +98,17 @@ def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
     return [item for item in items if item not in left_out]
 
 
-def _for_the_gate(item: pytest.Item) -> bool:
-    """Whether `make test` leaves the test to the gate; the matrix draws its cells itself."""
-    marks = {mark.name for mark in item.iter_markers()}
-    return bool(marks & {"slow", "real", "ray"}) and not marks & {"smoke", "serial", "matrix"}
+def _function(item: pytest.Item) -> str:
+    return own_name(item).partition("[")[0]
+
+
+def _halves(files: Mapping[str, Iterable[str]], seed: int) -> set[str]:
+    """Of the functions of each file the half that is left out, or the smaller part of an odd number."""
+    left_out: set[str] = set()
+    for file, functions in files.items():
+        among = sorted(functions)
+        left_out.update(random.Random(f"{seed}:{file}").sample(among, len(among) // 2))
+    return left_out
 
 
 def _limit_s(item: pytest.Item, config: pytest.Config) -> float:
@@ -127,7 +141,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def _seed_line(config: pytest.Config) -> str:
-    cases = "all cases" if _ALL else "samples of what the gate alone runs"
+    cases = "samples of what the gate alone runs" if _SAMPLED else "all that was asked for"
     return f"seed of all that is drawn: {seed_of(config)} ({_SEED}), {cases}"
 
 
@@ -143,8 +157,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def repeating(nodeid: str, seed: int) -> str:
     """The command that runs a test again as it was run."""
-    every = "BML_TESTS=all " if _ALL else ""
-    return f"{every}{_SEED}={seed} .venv/bin/python -m pytest '{nodeid}'"
+    return f"{_SEED}={seed} .venv/bin/python -m pytest '{nodeid}'"
 
 
 def _idle_line(began_s: float, busy_before_s: float) -> str:

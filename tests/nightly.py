@@ -48,7 +48,7 @@ def run(name: str, seed: int) -> int:
     command = command_of(name, seed)
     print(f"== {name}: {command}", flush=True)
     began_s = time.monotonic()
-    settings = {**os.environ, "BML_FAULT_SEED": str(seed), "BML_TESTS": "all"}
+    settings = {**os.environ, "BML_FAULT_SEED": str(seed), "BML_TESTS": "all"}  # `make gate` samples else
     end = subprocess.run(["bash", "-c", command], cwd=ROOT, env=settings, check=False).returncode
     took_min = (time.monotonic() - began_s) / 60
     came_to = {0: "passed", CANNOT: "not run: this machine cannot"}.get(end, f"**failed** ({end})")

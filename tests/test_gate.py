@@ -30,7 +30,7 @@ def test_all(n):
 def test_quarter(n):
     pass
 
-@pytest.mark.real
+@pytest.mark.slow
 @pytest.mark.parametrize("n", range(9))
 def test_four(n):
     pass
@@ -39,6 +39,16 @@ def test_four(n):
 @pytest.mark.smoke
 @pytest.mark.parametrize("n", range(9))
 def test_smoke(n):
+    pass
+
+@pytest.mark.real
+@pytest.mark.parametrize("n", range(9))
+def test_real(n):
+    pass
+
+@pytest.mark.ray
+@pytest.mark.parametrize("n", range(9))
+def test_ray(n):
     pass
 
 @pytest.mark.timeout(500)
@@ -61,7 +71,7 @@ def ran(
 ) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "pytest", "-q", "-p", "gate", "-p", "no:cacheprovider", "--noconftest"]
     environment = {**os.environ, "PYTHONPATH": f"{_ROOT / 'tests'}:{_ROOT}", "BML_FAULT_SEED": str(seed)}
-    environment |= {"BML_TESTS": "", **settings}
+    environment |= {"BML_TESTS": "sample", **settings}
     return subprocess.run(
         [*program, "-c", str(_ROOT / "pyproject.toml"), f"--rootdir={cwd or folder}", *options, str(folder)],
         env=environment,
@@ -83,12 +93,12 @@ def folder(tmp_path: Path) -> Path:
 def test_cases_are_drawn_by_the_seed_alone_and_the_longest_come_first(folder: Path) -> None:
     chosen = collected(folder, 7)
     assert chosen[0] == "test_long"
-    numbers = Counter(each.partition("[")[0] for each in chosen)
-    wanted = {"test_drawn": 3, "test_all": 40, "test_quarter": 10, "test_four": 4, "test_smoke": 9}
-    assert numbers == {**wanted, "test_long": 1, "test_red": 1}
+    numbers = Counter(each.partition("[")[0].replace("_ray", "_real") for each in chosen)
+    of_the_gate = {"test_drawn": 3, "test_quarter": 10, "test_four": 4, "test_real": 4}
+    assert numbers == {**of_the_gate, "test_all": 40, "test_smoke": 9, "test_long": 1, "test_red": 1}
     assert collected(folder, 7, cwd=folder.parent) == chosen, "drawn by the folder, too"
     assert {tuple(collected(folder, seed)) for seed in (8, 9)} != {tuple(chosen)}
-    assert len(collected(folder, 7, BML_TESTS="all")) == 20 + 40 + 40 + 9 + 9 + 2
+    assert len(collected(folder, 7, BML_TESTS="all")) == 20 + 40 + 40 + 9 + 9 + 9 + 9 + 2
 
 
 @pytest.mark.slow
@@ -97,7 +107,7 @@ def test_a_failure_is_printed_with_the_command_that_repeats_it(folder: Path) -> 
     assert end.returncode == 1
     assert "BML_FAULT_SEED=11 .venv/bin/python -m pytest 'test_some.py::test_red'" in end.stdout
     assert "seed of all that is drawn: 11" in end.stdout
-    assert "1 failed, 67 passed" in end.stdout
+    assert "1 failed, 71 passed" in end.stdout
 
 
 def test_the_seed_follows_from_what_is_tested(tmp_path: Path) -> None:
