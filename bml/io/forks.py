@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 from weakref import WeakSet
 
@@ -37,6 +40,21 @@ def on_fork(thing: Forked) -> None:
     _others.add(thing)
 
 
+_STARTING = threading.RLock()
+
+
+@contextmanager
+def no_fork() -> Iterator[None]:
+    """While a process of ours is started: another thread that forks waits until that is done.
+
+    A child that is forked meanwhile would hold the socket on which the process waits for our end, and the
+    pipe on which `subprocess.Popen` waits for its start: for as long as the child lives, which for a worker
+    that loads data is until the training ends.
+    """
+    with _STARTING:
+        yield
+
+
 def _forked() -> None:
     for thing in list(_others):
         thing.forked()
@@ -46,4 +64,7 @@ def _forked() -> None:
     _sockets.clear()
 
 
+os.register_at_fork(
+    before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release
+)
 os.register_at_fork(after_in_child=_forked)

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import jobs
@@ -17,6 +19,8 @@ import numpy as np
 import pytest
 
 import bml
+from bml.cluster.fleets.fork_server import ForkServer
+from bml.cluster.formation.spare import SpareProcess
 from bml.errors import UsageError
 from bml.sharedmem.status_page import PeerStatusPage, StatusPage
 
@@ -219,3 +223,66 @@ def test_a_child_does_not_let_go_of_results_that_its_parent_reads() -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert PeerStatusPage(0, page.address).held() == {3}
     page.close()
+
+
+def started_spare() -> Callable[[], None]:
+    return SpareProcess().close
+
+
+def started_fork_server() -> Callable[[], None]:
+    return ForkServer(prints=False).close
+
+
+class Children:
+    """Children that another thread forks one after the other, each alive until the end."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[set[str]] = []
+        """What each of them has open."""
+        self._children: list[int] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._fork_on)
+
+    def __enter__(self) -> Children:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for child in self._children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    def _fork_on(self) -> None:
+        while not self._over.is_set() and len(self._children) < 500:
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.write(writing, b".")
+                signal.pause()
+            self._children.append(child)
+            os.close(writing)
+            os.read(reading, 1)  # it has closed what is not its own
+            os.close(reading)
+            self.descriptors.append(set(open_in(child)))
+
+
+def open_in(process: int) -> Iterator[str]:
+    for entry in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield str(entry.readlink())
+
+
+@pytest.mark.parametrize("started", [started_spare, started_fork_server])
+def test_a_child_that_is_forked_while_a_process_is_started_holds_nothing_of_it(
+    started: Callable[[], Callable[[], None]],
+) -> None:
+    """Or the start would last as long as the child, and no end of ours be noticed while it lives."""
+    before = set(open_in(os.getpid()))
+    with Children() as children:
+        for _ in range(10):
+            started()()
+    held = [each - before for each in children.descriptors]
+    assert len(held) > 20
+    assert not [each for each in held if len(each) > 2], "its own pipe has two ends"

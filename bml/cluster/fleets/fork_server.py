@@ -36,7 +36,7 @@ from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.output import outlive_readers
 from bml.errors import StartError
-from bml.io.forks import close_on_fork
+from bml.io.forks import close_on_fork, no_fork
 
 _WORD = struct.Struct("=cqq")
 ENDING_S = 2.0
@@ -99,24 +99,25 @@ class ForkServer:
         Each of `n_servers` servers has its share of the cores; None: each process has one thread. Processes
         may take `ending_s` seconds to end once this process is gone.
         """
-        ours, theirs = socket.socketpair()
         n_cores = len(os.sched_getaffinity(0))
         threads = threads_of(n_cores, n_servers or n_cores, os.environ)
         environment = {**LONG_COPIES, **threads, **what_we_import()}
-        given = (theirs.fileno(), json.dumps(list(modules)), ending_s)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _LAUNCHERS)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _ENTRY, *map(str, given)],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=None if prints else subprocess.DEVNULL,
-            )
+            with no_fork():
+                ours, theirs = socket.socketpair()
+                given = (theirs.fileno(), json.dumps(list(modules)), ending_s)
+                with theirs:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-P", "-c", _ENTRY, *map(str, given)],
+                        pass_fds=[theirs.fileno()],
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=None if prints else subprocess.DEVNULL,
+                    )
+                self._sock = close_on_fork(ours)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        self._sock = close_on_fork(ours)
         self._forking = threading.Lock()
         self._changed = threading.Condition()
         self._ready = self._gone = False

@@ -27,6 +27,7 @@ from bml.cluster.fleets.fork_server import ONE_THREAD
 from bml.cluster.process.imports import what_we_import
 from bml.errors import FabricError
 from bml.fabric import isolation, namespace
+from bml.io.forks import no_fork
 
 MACHINE_FOLDER = "/run/bml/machine"
 """Every machine has a folder of its own under this name, in memory."""
@@ -51,17 +52,18 @@ class Supervisor:
         """`inherited` descriptors are open in every machine's process too."""
         Path(MACHINE_FOLDER).mkdir(parents=True, exist_ok=True)
         self._starting = threading.Lock()
-        ours, theirs = socket.socketpair()
         environment = {**os.environ, **ONE_THREAD, **what_we_import()}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _ENTRY, *map(str, (theirs.fileno(), *inherited))],
-                pass_fds=[theirs.fileno(), *inherited],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=None if prints else subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the launcher's to handle
-            )
+        with no_fork():
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _ENTRY, *map(str, (theirs.fileno(), *inherited))],
+                    pass_fds=[theirs.fileno(), *inherited],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=None if prints else subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is the launcher's to handle
+                )
         self.connection: Connection[Any, Any] = Connection(ours.detach())
 
     def start(

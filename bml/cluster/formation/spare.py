@@ -15,7 +15,7 @@ from typing import Any
 from bml.cluster.formation.coordinator_host import ALIVE_EVERY_S
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.mail import Outbox, receive
-from bml.io.forks import close_on_fork
+from bml.io.forks import close_on_fork, no_fork
 
 _ENTRY = "from bml.cluster.formation import coordinator_host; coordinator_host.main()"
 _MOST_UNSENT = 1000
@@ -32,18 +32,19 @@ class SpareProcess:
     """A process that runs coordinators of this process's groups; see `of_this_process`."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **what_we_import()}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _ENTRY, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the rank's to handle
-            )
-        self._sock = close_on_fork(ours)
+        with no_fork():
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _ENTRY, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is the rank's to handle
+                )
+            self._sock = close_on_fork(ours)
         self._outbox = Outbox(ours, _MOST_UNSENT)
         self._changed = threading.Lock()
         self._listeners: dict[str, Listener] = {}

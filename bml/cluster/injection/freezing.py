@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+from bml.io.forks import no_fork
+
 #: Wakes the process behind a pidfd, once it has been stopped for so long; ends when that process does.
 _WAKER = """
 import select, signal, sys
@@ -34,8 +36,14 @@ def stop_this_process(duration_s: float | None) -> None:
         this = os.pidfd_open(os.getpid())
         command = [sys.executable, "-ISc", _WAKER, str(this), str(os.getpid()), str(duration_s)]
         nowhere = subprocess.DEVNULL
-        subprocess.Popen(
-            command, pass_fds=[this], start_new_session=True, stdin=nowhere, stdout=nowhere, stderr=nowhere
-        )
+        with no_fork():
+            subprocess.Popen(
+                command,
+                pass_fds=[this],
+                start_new_session=True,
+                stdin=nowhere,
+                stdout=nowhere,
+                stderr=nowhere,
+            )
         os.close(this)
     os.kill(os.getpid(), signal.SIGSTOP)

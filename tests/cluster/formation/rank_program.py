@@ -66,7 +66,7 @@ def main() -> None:
     BrokenStore.broken = options.get("store_breaks", False)
     say(formed=group.incarnation, coordinator=group.coordinator_process, took_s=time.monotonic() - began_s)
     if options.get("forks"):
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
         child.start()
         say(child=child.pid)
     session = Session(group.server)
