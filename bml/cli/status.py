@@ -132,7 +132,7 @@ def _broken(now: dict[str, Any]) -> list[str]:
 
 
 def _sizes(servers: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes of the server that has counted most steps: those that joined know less."""
+    """Return the sizes of the server that has counted most steps: another may have answered sooner."""
     found: list[dict[str, Any]] = [each["sizes"] for each in servers.values() if each.get("sizes")]
     return max(found, key=lambda sizes: sum(each["steps"] for each in sizes.values()), default={})
 

@@ -195,8 +195,7 @@ class Batch:
         self._state = "committed"
         step, contributors, used = self._used
         self._ledger.commit(step, self.whole, contributors, used)
-        if self._collectives.communicator.server in contributors:
-            self._collectives.throughput.batch(len(contributors), sum(map(len, used.values())))
+        self._collectives.throughput.batch(len(contributors), sum(map(len, used.values())))
         self._parts.clear()
         self._begun.clear()
 

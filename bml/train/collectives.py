@@ -241,8 +241,8 @@ class Collectives:
     def step(self, call: Called, op: str, prepare: Prepare, shared: bool = False) -> Committed:
         """Synchronise one step. The contribution is prepared again for every view until it is committed."""
         done = self._carry_out(call, op, prepare, shared)
-        if self.communicator.server in done.contributors:  # else it was told of a step that others made
-            self.throughput.step(len(done.contributors), done.epoch)
+        took_part = self.communicator.server in done.contributors
+        self.throughput.step(len(done.contributors), done.epoch, took_part)
         return done
 
     def _carry_out(self, call: Called, op: str, prepare: Prepare, shared: bool = False) -> Committed:

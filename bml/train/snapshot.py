@@ -20,6 +20,7 @@ import numpy as np
 
 from bml.protocol.step.workspace import Array
 from bml.topology.errors import UsageError
+from bml.train.balancing.throughput import Counted
 from bml.train.position import LoopId, Path
 from bml.train.state import OTHERS, NamedState, raw
 
@@ -50,6 +51,8 @@ class Manifest(msgspec.Struct):
     """What is known of checkpoints (`bml.train.keeping.keeper.Keeper.dump`); empty without any."""
     over: list[tuple[LoopId, str]] = []
     """The plans of loops that were over (`bml.train.position.Position.over`)."""
+    counted: list[Counted] = []
+    """The steps so far, by the number of servers that made them."""
 
 
 decode_manifest = msgspec.msgpack.Decoder(Manifest).decode
@@ -101,13 +104,14 @@ def snapshot(
     first_step: int = 0,
     keeping: bytes = b"",
     over: Sequence[tuple[LoopId, str]] = (),
+    counted: Sequence[Counted] = (),
 ) -> Snapshot:
     """Return the state as it is now, at this position in the program."""
     try:
         state.check_in_use()
         arrays = state.arrays()
         kinds, saved = state.kinds, state.saved()
-        known = (shares, wants_state, steps, first_step, keeping, list(over))
+        known = (shares, wants_state, steps, first_step, keeping, list(over), list(counted))
         manifest = Manifest(path, contributors, ledgers, kinds, saved, "", *known)
     except (
         Exception

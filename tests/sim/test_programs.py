@@ -13,6 +13,7 @@ from bml.sim.programs.check import check, check_all
 from bml.topology import errors
 from bml.train import batch, calls, collectives, pending, session, snapshot, state, vectors
 from bml.train.balancing import balancer
+from bml.train.balancing.throughput import Throughput
 from bml.train.ledgers import Ledgers
 from bml.train.operations import moving, reducing
 from bml.train.position import Position
@@ -152,6 +153,10 @@ def states_stay_different(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(session, "agree", lambda *given: None)
 
 
+def a_joiner_counts_from_its_own_first_step(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Throughput, "go_on_from", lambda self, counted: None)
+
+
 def values_behind_functions_are_not_given(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(state.NamedState, "load", lambda self, saved: None)
 
@@ -236,6 +241,7 @@ def steps_are_waited_for_by_their_own_wait_alone(plant: pytest.MonkeyPatch) -> N
         means_are_over_all_servers,
         states_stay_different,
         values_behind_functions_are_not_given,
+        a_joiner_counts_from_its_own_first_step,
         a_share_follows_a_time_that_nobody_agreed_on,
         a_joiner_begins_with_equal_shares,
         weights_are_forgotten_when_a_server_is_lost,

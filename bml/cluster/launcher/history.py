@@ -11,25 +11,26 @@ from bml.cluster.spec.leaving import NOTICED
 
 MOST_VIEWS = 50
 MOST_EVENTS = 100
-_OF_VIEW = ("epoch", "members", "failures", "slow", "reason", "noticed_s")
+_OF_VIEW = ("epoch", "members", "failures", "slow", "commit", "reason", "noticed_s")
 
 
 class History:
-    """The last views and events of a job, oldest first. Any thread may read, and note, at any time.
+    """The views and the last events of a job, oldest first. Any thread may read, and note, at any time.
 
     Times are seconds since 1970, so that they can be compared on another machine.
     """
 
     def __init__(self) -> None:
-        self._views: deque[dict[str, Any]] = deque(maxlen=MOST_VIEWS)
+        self.all_views: list[dict[str, Any]] = []
+        """The views: `epoch`, `at_s`, `members`, `failures`, `slow`, `commit`, `reason`, `noticed_s`."""
         self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._last: dict[str, Any] = {}
         self._epoch = 0
 
     @property
     def views(self) -> list[dict[str, Any]]:
-        """The views: `epoch`, `at_s`, `members`, `failures`, `slow`, `reason`, `noticed_s`."""
-        return list(self._views)
+        """The last of all views."""
+        return self.all_views[-MOST_VIEWS:]
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -71,7 +72,7 @@ class History:
             self.note("joining", f"server {server} asks to join", now_s)
         if snapshot["epoch"] > self._epoch:  # a new coordinator begins without a view
             self._epoch = snapshot["epoch"]
-            self._views.append(
+            self.all_views.append(
                 {
                     **{key: snapshot.get(key) for key in _OF_VIEW},
                     "at_s": round(now_s, 3),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import reprlib
 import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from itertools import chain
 from typing import Any
 
 from bml import errors
@@ -24,6 +24,15 @@ _OWN = {
     "UsageError": errors.UsageError,
     "SessionBroken": errors.SessionBroken,
     "InvariantError": errors.InvariantError,
+}
+
+#: What only a server that was there can tell of a view.
+_UNTOLD = {
+    "kept": None,
+    "recover_s": None,
+    "predicted_s": None,
+    "measured_s": None,
+    "predicted_from": "",
 }
 
 
@@ -55,6 +64,8 @@ class Result:
     """The joins (`join:4`) for which a server was started."""
     not_injected: dict[str, str] = field(default_factory=dict)
     """Fault -> why it could not be injected when its time came."""
+    seen: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """The views of which the launcher heard (`bml.cluster.launcher.history`)."""
     interrupted: bool = False
     """Whether Ctrl-C, SIGTERM or the end of a `with` statement ended the job before it was over."""
     recording: bytes = field(default=b"", repr=False)
@@ -142,12 +153,12 @@ class Result:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The whole report, ready for JSON, as `--report` writes it. Views and samples are one survivor's.
+        """The whole report, ready for JSON, as `--report` writes it.
 
         docs/reference/formats.md has its keys.
         """
         survivors = self._by("done") or self._by("stopped")
-        first = _longest(survivors.values())
+        first = max(survivors.values(), key=lambda report: report.metrics["steps"], default=None)
         resumed = self.spec.keeping.resumed
         return {
             "job": self.spec.job,
@@ -159,7 +170,7 @@ class Result:
             "never_struck": self.never_struck,
             "resumed": None if resumed is None else {"job": resumed.job, "steps": resumed.steps},
             "steps": first.metrics["steps"] if first else 0,
-            "views": first.views if first else [],
+            "views": self._views(),
             "sizes": first.metrics.get("sizes", {}) if first else {},
             "digests": {server: report.digest for server, report in survivors.items() if report.contributed},
             "samples": first.samples if first else None,
@@ -246,19 +257,27 @@ class Result:
         return ""
 
     def _views(self) -> list[dict[str, Any]]:
-        """Return all views, of the server that has seen most of them."""
-        first = _longest(self.reports.values())
-        return first.views if first else []
+        """Return all views: as survivors know them, other servers, or else the launcher.
+
+        Where every server was started again, none of them has seen all.
+        """
+        survivors = self._by("done") or self._by("stopped")
+        reports = sorted(self.reports.values(), key=lambda each: (each.server in survivors, len(each.views)))
+        seen = list(self.seen)
+        began_s = next((view["at_s"] for view in seen if view["epoch"] == 1), None)
+        found: dict[int, dict[str, Any]] = {}
+        for view in seen:
+            at_s = None if began_s is None else round(view["at_s"] - began_s, 6)
+            found[view["epoch"]] = {**_UNTOLD, **view, "at_s": at_s}
+        for view in chain.from_iterable(report.views for report in reports):
+            at_s = found.get(view["epoch"], view)["at_s"] if view["at_s"] is None else view["at_s"]
+            found[view["epoch"]] = {**view, "at_s": at_s}
+        return [found[epoch] for epoch in sorted(found)]
 
     def _by(self, outcome: str) -> dict[int, ServerReport]:
         return {
             server: report for server, report in sorted(self.reports.items()) if report.outcome == outcome
         }
-
-
-def _longest(reports: Iterable[ServerReport]) -> ServerReport | None:
-    """Return the lowest report of servers that were there all the time: a joiner knows less."""
-    return max(reports, key=lambda report: len(report.views), default=None)
 
 
 def own_version() -> str:

@@ -73,8 +73,8 @@ class Job:
         self._fleet = fleet
         self._launcher = launcher
         self._teller = teller
-        self._result = Result(spec)
         self._history = History()
+        self._result = Result(spec, seen=self._history.all_views)
         self._recorder = Recorder(spec, fleet.ask, record)
         self._newcomers = Newcomers(
             fleet.join, fleet.spares, self._result, self._is_here, lambda: self._is_over

@@ -130,6 +130,7 @@ class CoordinatorLoop:
             "failures": list(view.failures) if view else [],
             "slow": msg.slow_nics(view) if view else {},
             "reason": view.reason if view else "",
+            "commit": view.commit if view else 0,
             "noticed_s": view.noticed_s if view else 0.0,
             "step": self._core.step,
             "suspicions": self._core.suspicions,

@@ -155,7 +155,7 @@ def _metrics(server: Server) -> dict[str, Any]:
     times, traffic = list(server.commit_at_s), server.traffic()
     gaps = np.diff(times)
     return {
-        "steps": server.steps - server.own_steps,
+        "steps": sum(size["steps"] for size in server.sizes.values()),
         "step_median_s": float(np.median(gaps)) if len(gaps) else None,
         "step_max_s": float(gaps.max()) if len(gaps) else None,
         "commit_at_s": times,

@@ -184,11 +184,6 @@ class Server:
         return self._shell.sizes()
 
     @property
-    def own_steps(self) -> int:
-        """How many of its steps the training function has not asked for."""
-        return self._shell.throughput.n_own_steps if self._shell.throughput else 0
-
-    @property
     def shares(self) -> dict[str, Any] | None:
         """How batches are shared, if shares are not equal."""
         return self._shell.shares

@@ -20,6 +20,7 @@ from bml.sim.programs.group import Group
 from bml.sim.programs.oracle import OracleSession
 from bml.sim.programs.running import run
 from bml.sim.programs.writer import Program, Writer
+from bml.train.balancing.throughput import Counted
 
 _FLAWED = 0.25
 _MOST_CALLS = 40
@@ -55,6 +56,7 @@ class Ends:
     values: dict[int, Any] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
     ledgers: dict[int, Any] = field(default_factory=dict)
+    counted: dict[int, list[Counted]] = field(default_factory=dict)
     errors: list[tuple[int, bool, BaseException]] = field(default_factory=list)
     failed: bool = False
 
@@ -66,6 +68,7 @@ class Ends:
             self.values[communicator.server] = value
             self.digests[communicator.server] = session.digest()
             self.ledgers[communicator.server] = session.samples()
+            self.counted[communicator.server] = session.throughput.counted()
         elif not isinstance(error, Dead) and not isinstance(error.__cause__, Dead):
             self.errors.append((communicator.server, communicator.joins, error))
 
@@ -137,6 +140,8 @@ def judge(program: Program, n_servers: int, ends: Ends, interrupted: bool = Fals
     ledgers = {each and each["digest"] for each in ends.ledgers.values()}
     if len(set(ends.digests.values())) > 1 or len(ledgers) > 1:
         found.append(f"parameters or ledgers differ: {ends.digests} {ends.ledgers}")
+    if len({tuple(each) for each in ends.counted.values()}) > 1:
+        found.append(f"servers count other steps: {ends.counted}")
     if program.flaw in BY_SERVER:
         return found  # the right value of one server is wrong on another
     if not any(_equal(program, server, n_servers, ends) for server in range(n_servers)):

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from bml.predict.pace import Pace
+
+
+class Counted(NamedTuple):
+    """The steps that so many servers have made, and the samples of their batches. Equal on all servers."""
+
+    size: int
+    steps: int
+    samples: int
 
 
 class SizeSummary(TypedDict):
     """The steps of one size: how many, the samples of their batches, and the `seconds` that steps were timed.
 
-    A step is timed from the one before; the first is not. The rates are None if none was timed.
+    A step is timed from the one before; the first is not, nor is one that others made. The rates are None if
+    none was timed.
     """
 
     steps: int
@@ -62,13 +71,26 @@ class Throughput:
         self._last_s: float | None = None
         self._epoch = 0
 
-    def step(self, size: int, epoch: int = 0) -> None:
-        """A step of the training function was committed by so many servers, in the view `epoch`."""
-        now, last_s = self._clock(), self._last_s
+    def counted(self) -> list[Counted]:
+        """What has been counted, for a server that joins. The times are those of each server."""
+        return [Counted(size, found.steps, found.samples) for size, found in sorted(self._sizes.items())]
+
+    def go_on_from(self, counted: list[Counted]) -> None:
+        """Count on from what the others had counted when this server joined."""
+        self._sizes = {size: _Size(steps, samples) for size, steps, samples in counted}
+
+    def step(self, size: int, epoch: int = 0, took_part: bool = True) -> None:
+        """A step of the training function was committed by so many servers, in the view `epoch`.
+
+        A server that joins is told of some that it did not take part in.
+        """
         found = self._sizes.get(size)
         if found is None:
             found = self._sizes[size] = _Size()
         found.steps += 1
+        if not took_part:
+            return
+        now, last_s = self._clock(), self._last_s
         if last_s is not None:
             found.timed += 1
             found.seconds += now - last_s

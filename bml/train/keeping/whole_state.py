@@ -111,6 +111,7 @@ class WholeState:
             collectives.first_step,
             self.keeper.dump() if self.keeper else b"",
             collectives.position.over,
+            collectives.throughput.counted(),
         )
 
     def take(self) -> None:
@@ -138,5 +139,6 @@ class WholeState:
         collectives.contributors = manifest.contributors
         collectives.wants_state = manifest.wants_state
         collectives.go_on_from(manifest.steps, manifest.first_step)
+        collectives.throughput.go_on_from(manifest.counted)
         if self.keeper is not None and manifest.keeping:
             self.keeper.load(manifest.keeping)
