@@ -19,7 +19,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ _SHARE, _LEAST = 4, 4
 
 def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
     """The items without those tests of the gate, and cases of them, that are not drawn."""
-    files: dict[str, set[str]] = {}
+    files: dict[str, dict[str, list[pytest.Item]]] = {}
     cases: dict[tuple[str, int | None], list[pytest.Item]] = {}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
@@ -88,9 +88,11 @@ def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
         if marks & {"slow", "real", "ray"} or few:
             cases.setdefault((_function(item), few.args[0] if few else None), []).append(item)
         if marks & {"real", "ray"}:
-            files.setdefault(item.path.name, set()).add(_function(item))
-    without = _halves(files, seed)
-    left_out = {item for item in items if _function(item) in without}
+            files.setdefault(item.path.name, {}).setdefault(_function(item), []).append(item)
+    left_out: set[pytest.Item] = set()
+    for file, functions in files.items():
+        without = random.Random(f"{seed}:{file}").sample(sorted(functions), len(functions) // 2)
+        left_out.update(*(functions[function] for function in without))
     for (function, few_n), among in cases.items():
         n_taken = max(_LEAST, len(among) // _SHARE) if few_n is None else few_n
         rng = random.Random(f"{seed}:{function}")
@@ -100,15 +102,6 @@ def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
 
 def _function(item: pytest.Item) -> str:
     return own_name(item).partition("[")[0]
-
-
-def _halves(files: Mapping[str, Iterable[str]], seed: int) -> set[str]:
-    """Of the functions of each file the half that is left out, or the smaller part of an odd number."""
-    left_out: set[str] = set()
-    for file, functions in files.items():
-        among = sorted(functions)
-        left_out.update(random.Random(f"{seed}:{file}").sample(among, len(among) // 2))
-    return left_out
 
 
 def _limit_s(item: pytest.Item, config: pytest.Config) -> float:

@@ -1,4 +1,4 @@
-"""What `make test` takes of a long list of cases. `make gate` takes the others, too: they are marked slow."""
+"""What `make test` takes of a long list of cases. The others are marked slow, for `make gate`."""
 
 from __future__ import annotations
 

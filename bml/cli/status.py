@@ -17,6 +17,7 @@ from bml.cli.web.options import WithWeb, served, web_options
 from bml.cluster.launcher import jobsocket
 from bml.errors import FabricError
 from bml.train.balancing.shown import in_words
+from bml.train.balancing.throughput import of_all
 
 if TYPE_CHECKING:
     from bml.web.served import ServedPage
@@ -132,9 +133,7 @@ def _broken(now: dict[str, Any]) -> list[str]:
 
 
 def _sizes(servers: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes of the server that has counted most steps: another may have answered sooner."""
-    found: list[dict[str, Any]] = [each["sizes"] for each in servers.values() if each.get("sizes")]
-    return max(found, key=lambda sizes: sum(each["steps"] for each in sizes.values()), default={})
+    return of_all(each.get("sizes") or {} for each in servers.values())
 
 
 def _share_lines(servers: dict[str, Any]) -> list[str]:

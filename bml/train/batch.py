@@ -195,7 +195,8 @@ class Batch:
         self._state = "committed"
         step, contributors, used = self._used
         self._ledger.commit(step, self.whole, contributors, used)
-        self._collectives.throughput.batch(len(contributors), sum(map(len, used.values())))
+        took_part = self._collectives.communicator.server in contributors
+        self._collectives.throughput.batch(len(contributors), sum(map(len, used.values())), took_part)
         self._parts.clear()
         self._begun.clear()
 

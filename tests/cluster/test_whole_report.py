@@ -32,6 +32,7 @@ def test_a_job_in_which_every_server_was_replaced_counts_all_of_its_steps() -> N
     assert sum(size["steps"] for size in report["sizes"].values()) == 300
     added = sum(n_servers * size["steps"] for n_servers, size in report["sizes"].items())
     assert result.values == dict.fromkeys(range(3), float(added)), "each contribution is 1"
+    assert all(size["steps_per_s"] for size in report["sizes"].values()), "somebody has timed each"
     assert [view["epoch"] for view in report["views"]] == list(range(1, len(report["views"]) + 1))
     assert [view["commit"] for view in report["views"] if "dead" in view["reason"]] == [50, 120, 190]
     assert report["never_struck"] == {}
@@ -65,6 +66,14 @@ def test_each_view_is_told_by_the_one_that_knows_most_of_it() -> None:
     assert [view["reason"] for view in views] == ["of launcher", "2", "2", "0", "0"]
     assert [view["at_s"] for view in views] == [0.0, 0.5, 0.6, 0.7, 4.0]
     assert [view["recover_s"] for view in views] == [None, 0.1, 0.1, 0.1, 0.1]
+
+
+def test_a_view_that_came_not_into_force_is_not_told() -> None:
+    """The next coordinator had heard of it, and made another one in its place."""
+    reports = {0: reported(0, "done", [lived(1, 0.0, "0"), lived(3, 0.2, "0")])}
+    known = [seen(1, 100.0), seen(2, 100.1), seen(3, 100.2)]
+    views = Result(JobSpec("bcube:3x1"), reports=reports, seen=known).report["views"]
+    assert [view["epoch"] for view in views] == [1, 3]
 
 
 def test_without_the_first_view_nobody_knows_when_the_others_came() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bml.train.balancing.throughput import Throughput
+from bml.train.balancing.throughput import Throughput, of_all
 
 
 def test_each_step_counts_for_its_size_with_the_time_since_the_one_before() -> None:
@@ -66,3 +66,31 @@ def test_goodput_needs_samples() -> None:
         now[0] += 1.0
         throughput.step(4, 1)
     assert throughput.goodput() is None
+
+
+def test_a_server_that_joins_counts_on_and_times_what_it_takes_part_in() -> None:
+    now = [0.0]
+    old, new = Throughput(lambda: now[0]), Throughput(lambda: now[0])
+
+    def step(throughput: Throughput, size: int, took_part: bool = True) -> None:
+        throughput.step(size, 1, took_part)
+        throughput.batch(size, 36, took_part)
+
+    for _ in range(4):
+        now[0] += 1.0
+        step(old, 8)
+    new.go_on_from(old.counted())
+    step(old, 8)
+    step(new, 8, took_part=False)  # it is told of the step in which it had no part yet
+    for _ in range(3):
+        now[0] += 0.5
+        step(old, 9)
+        step(new, 9)
+    assert old.counted() == new.counted() == [(8, 5, 180), (9, 3, 108)]
+    assert (old.n_samples, new.n_samples) == (288, 108)
+    assert new.summary()[8]["steps_per_s"] is None
+    for servers in ([old, new], [new, old]):
+        known = of_all(each.summary() for each in servers)
+        assert [*known] == [8, 9]
+        assert (known[8]["steps"], known[8]["seconds"]) == (5, 3.0)
+        assert (known[9]["steps"], known[9]["seconds"]) == (3, 1.5), "old has timed one more than new"

@@ -11,6 +11,8 @@ from bml.cluster.spec.leaving import NOTICED
 
 MOST_VIEWS = 50
 MOST_EVENTS = 100
+_KEPT = 1024
+"""Views that are kept; the first one is, too, as times count from it."""
 _OF_VIEW = ("epoch", "members", "failures", "slow", "commit", "reason", "noticed_s")
 
 
@@ -78,6 +80,8 @@ class History:
                     "at_s": round(now_s, 3),
                 }
             )
+            if len(self.all_views) > _KEPT:
+                del self.all_views[1]
             n_servers, reason = len(snapshot["members"]), snapshot.get("reason")
             text = f"view {snapshot['epoch']}: {n_servers} servers ({reason})"
             self.note("view", text, now_s)

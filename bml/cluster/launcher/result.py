@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 from bml import errors
@@ -17,6 +17,7 @@ from bml.cluster.spec.leaving import NOTICED
 from bml.cluster.spec.trace import merged
 from bml.errors import BmlError, TrainingError, UsageError
 from bml.faults.outcome import never_struck, stays
+from bml.train.balancing.throughput import of_all
 
 #: Errors of one server that the caller (or bml) has made, not the training function.
 _OWN = {
@@ -171,7 +172,7 @@ class Result:
             "resumed": None if resumed is None else {"job": resumed.job, "steps": resumed.steps},
             "steps": first.metrics["steps"] if first else 0,
             "views": self._views(),
-            "sizes": first.metrics.get("sizes", {}) if first else {},
+            "sizes": of_all(report.metrics.get("sizes", {}) for report in survivors.values()),
             "digests": {server: report.digest for server, report in survivors.items() if report.contributed},
             "samples": first.samples if first else None,
             "outcomes": {server: report.outcome for server, report in sorted(self.reports.items())},
@@ -263,10 +264,15 @@ class Result:
         """
         survivors = self._by("done") or self._by("stopped")
         reports = sorted(self.reports.values(), key=lambda each: (each.server in survivors, len(each.views)))
-        seen = list(self.seen)
+        seen, skipped = list(self.seen), set[int]()
+        for report in reports:
+            epochs = [view["epoch"] for view in report.views]
+            skipped.update(*(range(before + 1, after) for before, after in pairwise(epochs)))
         began_s = next((view["at_s"] for view in seen if view["epoch"] == 1), None)
         found: dict[int, dict[str, Any]] = {}
         for view in seen:
+            if view["epoch"] in skipped:  # a coordinator has proposed it, and it came not into force
+                continue
             at_s = None if began_s is None else round(view["at_s"] - began_s, 6)
             found[view["epoch"]] = {**_UNTOLD, **view, "at_s": at_s}
         for view in chain.from_iterable(report.views for report in reports):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from itertools import chain
+from typing import Any, NamedTuple, TypedDict
 
 from bml.predict.pace import Pace
 
@@ -62,6 +63,8 @@ class Throughput:
         """Steps that no call of the training function asked for; nothing else here counts them."""
         self.n_recomputed = 0
         """Samples of lost servers that this one computed in their place, once for each part of a gradient."""
+        self.n_samples = 0
+        """Samples of the committed batches that this server took part in, of all servers."""
         self.exposed_s = exposed_s
         """Returns how long the training function was in calls that wait for steps, in seconds."""
         self.pace = Pace(clock)
@@ -99,15 +102,11 @@ class Throughput:
                 found.calm_s += now - last_s
         self._last_s, self._epoch = now, epoch
 
-    def batch(self, size: int, n_samples: int) -> None:
+    def batch(self, size: int, n_samples: int, took_part: bool = True) -> None:
         """A batch with so many samples was committed; its last step had so many contributors."""
         self._sizes[size].samples += n_samples
+        self.n_samples += n_samples * took_part
         self.pace.shares_work = True
-
-    @property
-    def n_samples(self) -> int:
-        """The samples of committed batches, of all servers."""
-        return sum(found.samples for found in [*self._sizes.values()])
 
     def goodput(self) -> float | None:
         """Samples per second, relative to the rate of steps without failures; None: not known.
@@ -126,3 +125,20 @@ class Throughput:
     def summary(self) -> dict[int, SizeSummary]:
         """Return the summary of each size, in order."""
         return {size: found.summary() for size, found in sorted(self._sizes.items())}
+
+
+def of_all(servers: Iterable[Mapping[Any, SizeSummary]]) -> dict[Any, SizeSummary]:
+    """What all servers know: of each size the summary of the server that has timed most of it.
+
+    All have counted the same steps, but each has timed those alone that it took part in.
+    """
+    found: dict[Any, SizeSummary] = {}
+    for size, summary in sorted(chain.from_iterable(each.items() for each in servers), key=_by_size):
+        known = found.setdefault(size, summary)
+        if (summary["seconds"], summary["steps"]) > (known["seconds"], known["steps"]):
+            found[size] = summary
+    return found
+
+
+def _by_size(each: tuple[Any, SizeSummary]) -> int:
+    return int(each[0])  # a key of JSON is a text
