@@ -109,7 +109,7 @@ def _show(now: dict[str, Any], console: Console) -> None:
         console.print(line)
     for line in _share_lines(now["servers"]):
         console.print(line)
-    for line in size_lines(_sizes(now["servers"])):
+    for line in size_lines(of_all(each.get("sizes") or {} for each in now["servers"].values())):
         console.print(line)
     for why in now.get("suspicions", []):
         console.print(f"suspected: {why}")
@@ -130,10 +130,6 @@ def _broken(now: dict[str, Any]) -> list[str]:
     """Return what is broken: not the servers that left, never came, are to come, or have ended."""
     well = {f"server:{each}" for key in ("left", "absent", "awaited", "ended") for each in now.get(key, ())}
     return [each for each in now.get("failures", []) if each not in well]
-
-
-def _sizes(servers: dict[str, Any]) -> dict[str, Any]:
-    return of_all(each.get("sizes") or {} for each in servers.values())
 
 
 def _share_lines(servers: dict[str, Any]) -> list[str]:

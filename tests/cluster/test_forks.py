@@ -21,6 +21,7 @@ import pytest
 import bml
 from bml.cluster.fleets.fork_server import ForkServer
 from bml.cluster.formation.spare import SpareProcess
+from bml.cluster.torchrun.processes import start_subreaper
 from bml.errors import UsageError
 from bml.sharedmem.status_page import PeerStatusPage, StatusPage
 
@@ -233,6 +234,10 @@ def started_fork_server() -> Callable[[], None]:
     return ForkServer(prints=False).close
 
 
+def started_subreaper() -> Callable[[], None]:
+    return start_subreaper(["true"]).hang_up
+
+
 class Children:
     """Children that another thread forks one after the other, each alive until the end."""
 
@@ -274,7 +279,7 @@ def open_in(process: int) -> Iterator[str]:
             yield str(entry.readlink())
 
 
-@pytest.mark.parametrize("started", [started_spare, started_fork_server])
+@pytest.mark.parametrize("started", [started_spare, started_fork_server, started_subreaper])
 def test_a_child_that_is_forked_while_a_process_is_started_holds_nothing_of_it(
     started: Callable[[], Callable[[], None]],
 ) -> None:

@@ -75,8 +75,9 @@ def free_port() -> int:
 
 @pytest.mark.smoke
 def test_environment_arguments_and_prefixes(tmp_path: Path) -> None:
+    arguments = ["--json", "-m", "x y", "SOCKET"]
     status, out, err = done(
-        tmp_path, "--nproc-per-node=3", "--rdzv-id", "j", script(tmp_path, SAYS), "--json", "-m", "x y"
+        tmp_path, "--nproc-per-node=3", "--rdzv-id", "j", script(tmp_path, SAYS), *arguments
     )
     assert status == 0
     assert sorted(line for line in out if "without" in line) == [
@@ -89,7 +90,7 @@ def test_environment_arguments_and_prefixes(tmp_path: Path) -> None:
     assert found.keys() == {f"[rank {rank}]" for rank in range(3)}
     for rank in range(3):
         said = found[f"[rank {rank}]"]
-        assert said["argv"] == ["--json", "-m", "x y"]
+        assert said["argv"] == arguments
         environment = said["environment"]
         assert int(environment.pop("MASTER_PORT")) > 0
         assert environment == {

@@ -35,8 +35,8 @@ from bml.cluster.fleets.preloading import preload
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.output import outlive_readers
+from bml.cluster.process.starting import SOCKET, start_with_socket
 from bml.errors import StartError
-from bml.io.forks import close_on_fork, no_fork
 
 _WORD = struct.Struct("=cqq")
 ENDING_S = 2.0
@@ -104,18 +104,12 @@ class ForkServer:
         environment = {**LONG_COPIES, **threads, **what_we_import()}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _LAUNCHERS)
         try:
-            with no_fork():
-                ours, theirs = socket.socketpair()
-                given = (theirs.fileno(), json.dumps(list(modules)), ending_s)
-                with theirs:
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-P", "-c", _ENTRY, *map(str, given)],
-                        pass_fds=[theirs.fileno()],
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=None if prints else subprocess.DEVNULL,
-                    )
-                self._sock = close_on_fork(ours)
+            self._process, self._sock = start_with_socket(
+                ["-P", "-c", _ENTRY, SOCKET, json.dumps(list(modules)), str(ending_s)],
+                environment,
+                prints=prints,
+                own_session=False,
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._forking = threading.Lock()

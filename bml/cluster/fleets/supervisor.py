@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,9 +24,9 @@ from typing import Any
 
 from bml.cluster.fleets.fork_server import ONE_THREAD
 from bml.cluster.process.imports import what_we_import
+from bml.cluster.process.starting import SOCKET, start_with_socket
 from bml.errors import FabricError
 from bml.fabric import isolation, namespace
-from bml.io.forks import no_fork
 
 MACHINE_FOLDER = "/run/bml/machine"
 """Every machine has a folder of its own under this name, in memory."""
@@ -53,17 +52,9 @@ class Supervisor:
         Path(MACHINE_FOLDER).mkdir(parents=True, exist_ok=True)
         self._starting = threading.Lock()
         environment = {**os.environ, **ONE_THREAD, **what_we_import()}
-        with no_fork():
-            ours, theirs = socket.socketpair()
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _ENTRY, *map(str, (theirs.fileno(), *inherited))],
-                    pass_fds=[theirs.fileno(), *inherited],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=None if prints else subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is the launcher's to handle
-                )
+        arguments = ["-P", "-c", _ENTRY, SOCKET, *map(str, inherited)]
+        # Ctrl-C is the launcher's to handle.
+        self._process, ours = start_with_socket(arguments, environment, inherited, prints=prints)
         self.connection: Connection[Any, Any] = Connection(ours.detach())
 
     def start(

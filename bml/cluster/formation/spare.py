@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +13,7 @@ from typing import Any
 from bml.cluster.formation.coordinator_host import ALIVE_EVERY_S
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.mail import Outbox, receive
-from bml.io.forks import close_on_fork, no_fork
+from bml.cluster.process.starting import SOCKET, start_with_socket
 
 _ENTRY = "from bml.cluster.formation import coordinator_host; coordinator_host.main()"
 _MOST_UNSENT = 1000
@@ -33,19 +31,9 @@ class SpareProcess:
 
     def __init__(self) -> None:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **what_we_import()}
-        with no_fork():
-            ours, theirs = socket.socketpair()
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _ENTRY, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is the rank's to handle
-                )
-            self._sock = close_on_fork(ours)
-        self._outbox = Outbox(ours, _MOST_UNSENT)
+        # Ctrl-C is the rank's to handle.
+        self._process, self._sock = start_with_socket(["-P", "-c", _ENTRY, SOCKET], environment)
+        self._outbox = Outbox(self._sock, _MOST_UNSENT)
         self._changed = threading.Lock()
         self._listeners: dict[str, Listener] = {}
         self._is_ready = False

@@ -158,7 +158,7 @@ class Result:
 
         docs/reference/formats.md has its keys.
         """
-        survivors = self._by("done") or self._by("stopped")
+        survivors = self._survivors()
         first = max(survivors.values(), key=lambda report: report.metrics["steps"], default=None)
         resumed = self.spec.keeping.resumed
         return {
@@ -262,7 +262,7 @@ class Result:
 
         Where every server was started again, none of them has seen all.
         """
-        survivors = self._by("done") or self._by("stopped")
+        survivors = self._survivors()
         reports = sorted(self.reports.values(), key=lambda each: (each.server in survivors, len(each.views)))
         seen, skipped = list(self.seen), set[int]()
         for report in reports:
@@ -279,6 +279,9 @@ class Result:
             at_s = found.get(view["epoch"], view)["at_s"] if view["at_s"] is None else view["at_s"]
             found[view["epoch"]] = {**view, "at_s": at_s}
         return [found[epoch] for epoch in sorted(found)]
+
+    def _survivors(self) -> dict[int, ServerReport]:
+        return self._by("done") or self._by("stopped")
 
     def _by(self, outcome: str) -> dict[int, ServerReport]:
         return {

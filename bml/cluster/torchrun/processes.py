@@ -8,13 +8,13 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from bml.cluster.fleets.fork_server import LONG_COPIES
 from bml.cluster.process.imports import what_we_import
+from bml.cluster.process.starting import SOCKET, start_with_socket
 from bml.cluster.torchrun import subreaper
 from bml.cluster.torchrun.store import MOST_NBYTES, Wanted
 from bml.errors import FabricError, UsageError
@@ -28,18 +28,10 @@ class Helper:
     """A process that speaks JSON, one message a packet, and ends when the launcher is gone."""
 
     def __init__(self, arguments: Sequence[str], inherited: Sequence[int], environment: Mapping[str, str]):
-        """`arguments` are those of Python; the descriptor of the socket replaces "SOCKET" in them."""
-        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            number = theirs.fileno()
-            self._process = subprocess.Popen(
-                [sys.executable, *(str(number) if each == "SOCKET" else each for each in arguments)],
-                pass_fds=[number, *inherited],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the launcher's to handle
-            )
+        # Ctrl-C is the launcher's to handle.
+        self._process, self.sock = start_with_socket(
+            arguments, environment, inherited, kind=socket.SOCK_SEQPACKET
+        )
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send a message. If the process is gone, the next read shows it."""
@@ -73,14 +65,14 @@ class Helper:
 def start_subreaper(command: Sequence[str]) -> Helper:
     """Start the parent of the ranks, each of which runs `command`."""
     # Isolated from PYTHONPATH and the like; the ranks inherit these as they are.
-    return Helper(["-I", subreaper.__file__, "SOCKET", *command], (), {**LONG_COPIES, **os.environ})
+    return Helper(["-I", subreaper.__file__, SOCKET, *command], (), {**LONG_COPIES, **os.environ})
 
 
 def start_store(wanted: Wanted) -> Helper:
     """Start the process that hosts the store, or meets the other nodes in that of node 0."""
     inherited = () if wanted.listening is None else (wanted.listening,)
     environment = {**os.environ, **what_we_import()}
-    return Helper(["-P", "-c", _STORE, "SOCKET", wanted.argument()], inherited, environment)
+    return Helper(["-P", "-c", _STORE, SOCKET, wanted.argument()], inherited, environment)
 
 
 def listen(host: str, port: int, node: int | None, n_nodes: int) -> socket.socket | None:
