@@ -13,44 +13,24 @@ import nightly
 import pytest
 
 _ROOT = Path(__file__).parents[1]
-_FILE = """
+
+
+def cases(function: str, number: int, *marks: str) -> str:
+    """A test with so many cases, and with these marks."""
+    marked = "".join(f"@pytest.mark.{mark}\n" for mark in marks)
+    return f'{marked}@pytest.mark.parametrize("n", range({number}))\ndef {function}(n):\n    pass\n\n'
+
+
+_FILE = f"""
 import pytest
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("n", range(20))
-def test_drawn(n):
-    pass
-
-@pytest.mark.parametrize("n", range(40))
-def test_all(n):
-    pass
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", range(40))
-def test_quarter(n):
-    pass
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", range(9))
-def test_four(n):
-    pass
-
-@pytest.mark.real
-@pytest.mark.smoke
-@pytest.mark.parametrize("n", range(9))
-def test_smoke(n):
-    pass
-
-@pytest.mark.real
-@pytest.mark.parametrize("n", range(9))
-def test_real(n):
-    pass
-
-@pytest.mark.ray
-@pytest.mark.parametrize("n", range(9))
-def test_ray(n):
-    pass
-
+{cases("test_drawn", 20, "few(3)")}
+{cases("test_all", 40)}
+{cases("test_quarter", 40, "slow")}
+{cases("test_four", 9, "slow")}
+{cases("test_smoke", 9, "real", "smoke")}
+{cases("test_real", 9, "real")}
+{cases("test_ray", 9, "ray")}
 @pytest.mark.timeout(500)
 def test_long():
     pass
