@@ -26,8 +26,14 @@ _FOR_OUTPUT = (
     "PY_COLORS",
     "PYTEST_ADDOPTS",
 )
-for _name in _FOR_OUTPUT:
-    os.environ.pop(_name, None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _outputs_are_the_same() -> Iterator[None]:
+    """Until the last test: the summary of this run itself is as long as the machine wants it."""
+    before = {name: os.environ.pop(name) for name in _FOR_OUTPUT if name in os.environ}
+    yield
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

@@ -487,6 +487,33 @@ def test_the_check_finds_types_that_are_described_late() -> None:
     assert not described_late("made_up", ast.parse("def f(b):\n    return msgspec.json.decode(b)"))
 
 
+def left_held(module: str, tree: ast.Module) -> list[str]:
+    """Where a lock is made that a KeyboardInterrupt in the main thread may leave held for ever."""
+    return [
+        f"{module}:{node.lineno} take that of bml.io.interruptible"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and dotted(node) in ("threading.Condition", "threading.Event", "threading.Semaphore")
+    ]
+
+
+def test_no_interrupt_leaves_a_lock_held() -> None:
+    """The simulator is left out: Ctrl-C ends it, and nothing is to be ended in order."""
+    found = [
+        each
+        for module, tree in trees()
+        if not module.startswith("bml.sim")
+        for each in left_held(module, tree)
+    ]
+    assert not found
+
+
+def test_the_check_finds_locks_that_may_stay_held() -> None:
+    assert left_held("made_up", ast.parse("a = threading.Event()"))
+    assert left_held("made_up", ast.parse("def f(a: threading.Condition): pass"))
+    assert not left_held("made_up", ast.parse("a, b = threading.Lock(), Event()"))
+
+
 def test_no_test_beside_others_judges_a_duration() -> None:
     """Others run beside it on the same cores. Ask for an order, a cause or a number; else mark it serial."""
     found = [

@@ -25,6 +25,7 @@ from bml.fabric.network import EmulatedFabric
 from bml.faults import Fault
 from bml.faults.holds import Holds
 from bml.faults.kinds import FALLS_S
+from bml.io.interruptible import Condition
 from bml.topology import LinkFailure, ServerFailure, SwitchFailure
 from bml.topology.errors import UsageError
 
@@ -42,7 +43,7 @@ class FabricInjector:
     def __init__(self, network: EmulatedFabric):
         self._network = network
         self._job = f"{os.getpid()}-{next(_NUMBERS)}"
-        self._news = threading.Condition()
+        self._news = Condition()
         self._tasks: list[tuple[float, int, Task]] = []
         self._order = count()
         self._closed = False
@@ -76,7 +77,7 @@ class FabricInjector:
         """Stop, and heal all damage that was done. Idempotent; damage that cannot be healed is logged."""
         with self._news:
             self._closed = True
-            self._news.notify()
+            self._news.notify_all()
         if self._thread is not None:
             self._thread.join()
         while self._done:
@@ -164,7 +165,7 @@ class FabricInjector:
     def _at(self, delay_s: float, task: Task) -> None:
         with self._news:
             heapq.heappush(self._tasks, (time.monotonic() + delay_s, next(self._order), task))
-            self._news.notify()
+            self._news.notify_all()
 
     def _run(self) -> None:
         while True:

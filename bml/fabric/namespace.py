@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from bml.io.interruptible import Aside
 from bml.topology.errors import FabricError
 
 FOLDER = Path("/run/netns")
@@ -145,21 +144,13 @@ def in_thread(function: Callable[[], _T]) -> _T:
 
     Ctrl-C does not interrupt the function: its exception is raised here when the function has returned.
     """
-    outcome: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(function())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name="bml-namespace").start()
+    call = Aside(function, "bml-namespace")
     interrupt: BaseException | None = None
-    while not outcome.done():
+    while not call.is_over:
         try:
-            wait([outcome])  # an interrupted `join` would count the thread as ended
+            call.result()
         except BaseException as error:
             interrupt = error
     if interrupt is not None:
         raise interrupt
-    return outcome.result()
+    return call.result()

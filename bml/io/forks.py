@@ -25,6 +25,14 @@ class Forked(Protocol):
         ...
 
 
+class Closes(Protocol):
+    """A socket, or a connection of multiprocessing."""
+
+    def close(self) -> None:
+        """Close its descriptor."""
+        ...
+
+
 _sockets: WeakSet[socket.socket] = WeakSet()
 _others: WeakSet[Forked] = WeakSet()
 
@@ -53,6 +61,12 @@ def no_fork() -> Iterator[None]:
     """
     with _STARTING:
         yield
+
+
+def close_whole(end: Closes) -> None:
+    """Close it for the other end, too: a child that is forked in the middle of that would have it open."""
+    with no_fork():
+        end.close()
 
 
 def _forked() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bml.io.interruptible import Event
 from bml.topology.errors import FabricError, UsageError
 from bml.torch.tensors import Tensor
 
@@ -42,7 +43,7 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # PyTorch is untyped here
         self._limit_s = limit_s
         self._due_s = time.monotonic() + limit_s
         self._is_settled = False
-        self._over = threading.Event()
+        self._over = Event()
         self._error: BaseException | None = None
         self._source = -1
         self._settled = self._new_future()
@@ -132,7 +133,7 @@ class WorkThread:
         self._todo: queue.SimpleQueue[tuple[Callable[[], int], GroupWork] | None] = queue.SimpleQueue()
         self._begun: dict[GroupWork, None] = {}
         """What is not over yet, the oldest first."""
-        self._closed = threading.Event()
+        self._closed = Event()
         self._name = name
         self._start()
         threading.Thread(target=self._watch, name=f"{name}-limits", daemon=True).start()

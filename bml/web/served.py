@@ -20,6 +20,7 @@ from aiohttp import web
 
 from bml.errors import BmlError, FabricError
 from bml.io.forks import close_on_fork
+from bml.io.interruptible import Event
 from bml.topology import parse
 from bml.web import model
 from bml.web.board import Board
@@ -63,7 +64,7 @@ class ServedPage:
         self._asking, self._showing = threading.Lock(), threading.Lock()
         self._workers = ThreadPoolExecutor(3, "bml-page")
         self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
+        self._ready = Event()
         self._site: Site | None = None
         self._stop: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run, name="bml-page", daemon=True)

@@ -35,8 +35,8 @@ STEPS, FREEZES = 600, "freeze:2@step=300,for=12s"
 FOLDER = str(Path(__file__).parent)
 
 
-def small_socketpair(pair: Any = socket.socketpair) -> tuple[socket.socket, socket.socket]:
-    ours, theirs = pair()
+def small_socketpair(*which: int, pair: Any = socket.socketpair) -> tuple[socket.socket, socket.socket]:
+    ours, theirs = pair(*which)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     return ours, theirs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import replace
 
 from bml import fabric
@@ -15,6 +14,7 @@ from bml.cluster.spec.job import JobSpec, Place, Request
 from bml.errors import UsageError
 from bml.fabric import bpf
 from bml.fabric.injector import FabricInjector
+from bml.io.interruptible import Event
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class EmulatedFleet:
         self._fleet.start(train)
         self.spec = self._fleet.spec
 
-    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: Event) -> None:
         """See Fleet."""
         self._fleet.join(server, incarnation, give_up)
 

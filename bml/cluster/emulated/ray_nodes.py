@@ -10,7 +10,6 @@ import os
 import queue
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +28,7 @@ from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.ray import auth as ray_auth
 from bml.cluster.spec.job import JobSpec, Place, Request
 from bml.errors import BmlError, FabricError, StartError
+from bml.io.interruptible import Condition, Event
 
 OnStart = Callable[[str], None]
 
@@ -75,7 +75,7 @@ class EmulatedRayFleet:
         self._supervisor: Supervisor | None = None
         self._driver: _DriverEnd | None = None
         self._listener: FaultListener | None = None
-        self._answered = threading.Condition()
+        self._answered = Condition()
         self._answers: dict[int, Answers | None] = {}
         self._numbers = count(1)
         self._address = ""
@@ -100,7 +100,7 @@ class EmulatedRayFleet:
         self._raise(self._reply("started", self.spec.start_s + _NODE_S))
         self._begun = True
 
-    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: Event) -> None:
         """See Fleet; if its machine is dead, it is started first."""
         if server not in self._up:
             self._start_nodes((server,), give_up)
@@ -170,7 +170,7 @@ class EmulatedRayFleet:
         self._say(self.spec, self._prints, self._head.control_host, self._places, self._listener.endpoint)
         self._address = self._reply("head", self.spec.start_s)
 
-    def _start_nodes(self, servers: tuple[int, ...], give_up: threading.Event | None = None) -> None:
+    def _start_nodes(self, servers: tuple[int, ...], give_up: Event | None = None) -> None:
         """Start the Ray nodes of these servers, as many at a time as there are cores."""
         to_come, starting = list(servers), set[int]()
         deadline = time.monotonic() + self.spec.start_s + _NODE_S * len(servers)
@@ -204,7 +204,7 @@ class EmulatedRayFleet:
 
     # --- listening -------------------------------------------------------------------------------
 
-    def _reply(self, to: object, within_s: float, give_up: threading.Event | None = None) -> Any:
+    def _reply(self, to: object, within_s: float, give_up: Event | None = None) -> Any:
         """Wait for this answer of the driver; events meanwhile are kept for `wait`."""
         deadline = time.monotonic() + within_s
         while to not in self._replies:
@@ -213,7 +213,7 @@ class EmulatedRayFleet:
             self._hear(give_up)
         return self._replies.pop(to)
 
-    def _hear(self, give_up: threading.Event | None) -> None:
+    def _hear(self, give_up: Event | None) -> None:
         """Listen for a moment; with `give_up`, another thread listens, in `wait`."""
         if give_up is None:
             self._listen(_LOOK_S)

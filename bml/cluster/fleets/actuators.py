@@ -25,6 +25,7 @@ from bml.cluster.spec.job import Endpoint
 from bml.errors import UsageError
 from bml.fabric import namespace
 from bml.faults import Fault
+from bml.io.interruptible import Event
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class FaultListener:
         self._key, self._apply_fault = _key(token), apply_fault
         self._sock = namespace.inside(space, lambda: socket.create_server((host, 0)))
         self._sock.settimeout(_POLL_S)
-        self._closed = threading.Event()
+        self._closed = Event()
         self._thread = threading.Thread(target=self._run, name="bml-actuators", daemon=True)
         self._thread.start()
 
@@ -74,7 +75,7 @@ class FaultListener:
             except (AuthenticationError, AssertionError, UsageError, ValueError) as error:
                 _LOG.warning("refused a connection that asked for a fault: %s", error)
                 return
-            applied = threading.Event()
+            applied = Event()
             self._apply_fault(fault, applied.set)
             while not applied.wait(_POLL_S) and not self._closed.is_set():
                 pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from bml.cluster.spec.job import Contact, JobSpec, Request, ServerReport
 from bml.errors import BmlError, StartError
 from bml.faults import Fault
+from bml.io.interruptible import Event
 from bml.protocol.coordinator.succession import GiveUp, Kill, Start, Succession
 
 
@@ -133,7 +133,7 @@ class Fleet(Protocol):
         """Start every server and the coordinator, but no spare; `train` is the pickled training function."""
         ...
 
-    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: Event) -> None:
         """Start a server that is gone, or was absent: it joins. Remains of an older incarnation are ended.
 
         If a spare is set aside for it, the spare becomes this server.

@@ -37,6 +37,8 @@ from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.output import outlive_readers
 from bml.cluster.process.starting import SOCKET, start_with_socket
 from bml.errors import StartError
+from bml.io.forks import close_whole
+from bml.io.interruptible import Condition
 
 _WORD = struct.Struct("=cqq")
 ENDING_S = 2.0
@@ -113,7 +115,7 @@ class ForkServer:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._forking = threading.Lock()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._ready = self._gone = False
         self._forked: deque[int] = deque()
         self._unwanted = 0
@@ -177,7 +179,7 @@ class ForkServer:
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        self._sock.close()
+        close_whole(self._sock)
         try:
             self._process.wait(ENDING_S + _ANSWERS_S)
         except subprocess.TimeoutExpired:  # it is stopped

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
@@ -34,6 +33,7 @@ from bml.cluster.spec.nics import nics_of
 from bml.errors import StartError
 from bml.faults import Fault
 from bml.io.forks import close_on_fork
+from bml.io.interruptible import Condition, Event
 from bml.protocol.coordinator.succession import Succession
 
 #: A process with this many unanswered requests gets no more until it answers.
@@ -108,7 +108,7 @@ class ProcessFleet:
         self._fork_server: ForkServer | None = None
         self._train = b""
         # Guards the attributes below: while one thread is in `wait`, others are in `join` and `ask`.
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._questions: dict[int, dict[int, dict[str, Any]]] = {}
         self._number = 0
         self._servers: dict[int, _Child] = {}
@@ -159,7 +159,7 @@ class ProcessFleet:
                 self._servers.pop(server).end()
             self.spec = self._spec = spec.beginning_with(muster.here)
 
-    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: Event) -> None:
         """See Fleet."""
         before = self._remove(server)
         if before is not None:
@@ -357,7 +357,7 @@ class ProcessFleet:
         return child
 
 
-def _contact(child: _Child, server: int, deadline: float, give_up: threading.Event) -> Contact:
+def _contact(child: _Child, server: int, deadline: float, give_up: Event) -> Contact:
     """Wait for the addresses of a server that was just started. Raises StartError, see `_first_word`."""
     while (contact := _first_word(child, server)) is None:
         if give_up.is_set():

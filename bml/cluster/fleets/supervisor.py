@@ -27,6 +27,7 @@ from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.starting import SOCKET, start_with_socket
 from bml.errors import FabricError
 from bml.fabric import isolation, namespace
+from bml.io.forks import close_whole, on_fork
 
 MACHINE_FOLDER = "/run/bml/machine"
 """Every machine has a folder of its own under this name, in memory."""
@@ -56,6 +57,7 @@ class Supervisor:
         # Ctrl-C is the launcher's to handle.
         self._process, ours = start_with_socket(arguments, environment, inherited, prints=prints)
         self.connection: Connection[Any, Any] = Connection(ours.detach())
+        on_fork(self)
 
     def start(
         self, machine: str, space: str, command: Sequence[str], environment: dict[str, str], logged: bool
@@ -74,8 +76,12 @@ class Supervisor:
 
     def close(self) -> None:
         """Kill every process of every machine and wait until all are gone. Idempotent."""
-        self.connection.close()
+        close_whole(self.connection)
         self._process.wait()
+
+    def forked(self) -> None:
+        """See bml.io.forks."""
+        self.connection.close()
 
 
 @dataclass

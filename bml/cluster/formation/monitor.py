@@ -14,6 +14,7 @@ from bml.cluster.formation.entries import Entries
 from bml.cluster.formation.standby import Order, Prepare, Seen, Standby, Start
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import JobSpec
+from bml.io.interruptible import Event
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Monitor:
         self._standby = standby
         self._open_entries = open_entries
         self._events: queue.SimpleQueue[spare.Event] = queue.SimpleQueue()
-        self._news = threading.Event()
+        self._news = Event()
         self._spare: spare.SpareProcess | None = None
         self._was_ready = False
         self._running = 0
@@ -173,7 +174,7 @@ class JoinWatch:
 
     def __init__(self, open_entries: Callable[[], Entries | None], joins: Callable[[int, int, object], None]):
         self._joins = joins
-        self._ended = threading.Event()
+        self._ended = Event()
         self._thread = threading.Thread(
             target=self._run, args=(open_entries,), name="bml-joiners", daemon=True
         )

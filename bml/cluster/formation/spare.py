@@ -14,6 +14,7 @@ from bml.cluster.formation.coordinator_host import ALIVE_EVERY_S
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.mail import Outbox, receive
 from bml.cluster.process.starting import SOCKET, start_with_socket
+from bml.io.forks import close_whole
 
 _ENTRY = "from bml.cluster.formation import coordinator_host; coordinator_host.main()"
 _MOST_UNSENT = 1000
@@ -89,7 +90,7 @@ class SpareProcess:
         except subprocess.TimeoutExpired:  # it is stopped
             self._process.kill()
             self._process.wait()
-        self._sock.close()
+        close_whole(self._sock)
         with self._changed:
             self.is_lost = True
             listeners = list(self._listeners.values())

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from bml.io.interruptible import POLL_S, Condition
+
 _LOG = logging.getLogger(__name__)
 
 #: How many calls wait at most for a slow function; beyond, the oldest is dropped.
 _MOST_WAITING = 1000
-#: The longest single wait, in seconds: Ctrl-C is handled between two waits.
-_POLL_S = 0.2
 
 News = Callable[[dict[str, Any]], None]
 
@@ -59,7 +59,7 @@ class Teller:
     def __init__(self, on_change: News | None):
         self._on_change = on_change or ViewLog()
         self._waiting: deque[tuple[Callable[[Any], None], Any, object]] = deque(maxlen=_MOST_WAITING)
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._telling = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -96,7 +96,7 @@ class Teller:
         deadline = time.monotonic() + within_s
         with self._changed:
             while goes_on() and (left_s := deadline - time.monotonic()) > 0:
-                self._changed.wait(min(left_s, _POLL_S))
+                self._changed.wait(min(left_s, POLL_S))
             return goes_on()
 
     def _put(self, function: Callable[[Any], None], what: Any, about: object) -> None:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 
 from bml.errors import BmlError
+from bml.io.interruptible import Event
 
-Join = Callable[[int, int, threading.Event], None]
+Join = Callable[[int, int, Event], None]
 """Starts a server, see Fleet.join."""
 
 _ENDING_S = 10.0
@@ -24,7 +25,7 @@ class Joining:
     def __init__(self, join: Join):
         self._join = join
         self._outcomes: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
-        self._give_up = threading.Event()
+        self._give_up = Event()
         self._threads: list[threading.Thread] = []
         self.coming: set[int] = set()
         """The servers that are being started, or that were started since the last call of `failed`."""

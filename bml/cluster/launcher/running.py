@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Container, Iterable
-from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,12 @@ from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import JobSpec, check_possible
 from bml.errors import FabricError, UsageError, job_error
 from bml.faults import AtOnce, AtStep, Fault, FaultPlan
+from bml.io.interruptible import POLL_S, Aside, Event
+from bml.io.signals import signals_put_off
 from bml.predict.foretold import foretold
 
 _LOG = logging.getLogger(__name__)
 
-#: The longest single wait, in seconds: Ctrl-C just before a wait does not end it, and is handled after it. It
-#: does end a join, which then takes the thread for ended (CPython 3.11), so events are waited for.
-_POLL_S = 0.2
 #: How long servers may take to answer: a frozen one never does, and on a loaded machine it may take seconds
 #: until one acts.
 _STATUS, _INJECT = Patience(1.0), Patience(1.0, 5.0)
@@ -84,7 +82,7 @@ class Job:
         metrics.serve(fleet, self._result, self._newcomers)
         self._snapshot: dict[str, Any] = {}
         self._error: BaseException | None = None
-        self._begun, self._ending, self._over, self._closed = (threading.Event() for _ in range(4))
+        self._begun, self._ending, self._over, self._closed = (Event() for _ in range(4))
         self._one_closes = threading.Lock()
         self._values_read = False
         self._thread = threading.Thread(target=self._run, name=f"follow-{spec.job}", daemon=True)
@@ -111,9 +109,10 @@ class Job:
             self.spec = self._result.spec = self._fleet.spec
             self._newcomers.await_late(late)
             self._socket = JobSocket.open(self.spec.job, self._serve)
-            self._thread.start()
+            with signals_put_off():
+                self._thread.start()
             let_suspects_go(self.spec, self._fleet.ask, self._over)
-            while not self._begun.wait(_POLL_S):
+            while not self._begun.wait(POLL_S):
                 pass
         except BaseException as error:
             self.close()
@@ -237,7 +236,8 @@ class Job:
         Returns when all have left, or after 60 seconds. Ctrl-C in the `with` statement of a job with
         checkpoints does it, too, and so does SIGTERM to `bml run`.
         """
-        _LOG.warning("the servers of %s leave, after their checkpoints; interrupt again to end it", self.name)
+        with signals_put_off():  # an interrupted handler of logs may keep its lock
+            _LOG.warning("the servers of %s leave, with checkpoints; interrupt again to end it", self.name)
         if self.running:
             self._result.interrupted = True
             self._fleet.ask(("leave", "the job was asked to end"), _STATUS)
@@ -246,7 +246,7 @@ class Job:
 
     def _is_over_by(self, until_s: float) -> bool:
         while not self._over.is_set() and (left_s := until_s - time.monotonic()) > 0:
-            self._over.wait(min(left_s, _POLL_S))
+            self._over.wait(min(left_s, POLL_S))
         return self._over.is_set()
 
     def _read_values(self) -> Result:
@@ -264,27 +264,18 @@ class Job:
         or at the latest Python at the end of the program.
         """
         if not self._closed.is_set():
-            outcome: Future[None] = Future()
-            threading.Thread(target=self._end, args=(outcome,), name="bml-closing").start()
-            while not outcome.done():
-                wait([outcome], _POLL_S)
-            outcome.result()
+            Aside(self._end, "bml-closing").result()
         self._teller.close(_ENDED_TOLD_S)
 
-    def _end(self, outcome: Future[None]) -> None:
+    def _end(self) -> None:
         """End the job for `close`. Each part can be repeated, after an error or by another thread."""
         self._result.interrupted |= self.running
         self._ending.set()
-        try:
-            with self._one_closes:
-                if not self._closed.is_set():
-                    self._end_all()
-                self._closed.set()
-                self._at_exit.cancel()
-        except BaseException as error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(None)
+        with self._one_closes:
+            if not self._closed.is_set():
+                self._end_all()
+            self._closed.set()
+            self._at_exit.cancel()
 
     def _end_all(self) -> None:
         if self._socket is not None:
@@ -338,7 +329,7 @@ class Job:
         result = self._result
         missing = set(self.spec.servers)
         while missing and not self._ending.is_set():
-            for event in self._fleet.wait(_POLL_S):
+            for event in self._fleet.wait(POLL_S):
                 self._heard(event, missing)
             if self._teller.error is not None:
                 raise self._teller.error

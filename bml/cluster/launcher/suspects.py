@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from bml.cluster.fleets.fleet import Answers, Patience
 from bml.cluster.spec.job import JobSpec, Request
+from bml.io.interruptible import Event
 from bml.predict.suspects import Suspects
 
 _LOG = logging.getLogger(__name__)
@@ -21,14 +22,14 @@ _PATIENCE = Patience(1.0)
 Ask = Callable[[Request, Patience], Answers]
 
 
-def let_suspects_go(spec: JobSpec, ask: Ask, over: threading.Event) -> None:
+def let_suspects_go(spec: JobSpec, ask: Ask, over: Event) -> None:
     """Look for suspects in a thread of its own until the job is over, if the job wants that."""
     if spec.preempt_suspects:
         thread = threading.Thread(target=_run, args=(spec, ask, over), name="bml-suspects", daemon=True)
         thread.start()
 
 
-def _run(spec: JobSpec, ask: Ask, over: threading.Event) -> None:
+def _run(spec: JobSpec, ask: Ask, over: Event) -> None:
     suspects = Suspects(spec.min_servers)
     while not over.wait(_LOOK_S):
         try:

@@ -6,18 +6,17 @@ import atexit
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
 
 _LOG = logging.getLogger(__name__)
 
 
 class AtExit:
-    """Calls `end` with a future for its outcome when the program ends, in this process, unless cancelled.
+    """Calls `end` when the program ends, in this process, unless cancelled.
 
     What was registered later runs earlier: make it after whatever `end` needs, such as a connection to Ray.
     """
 
-    def __init__(self, end: Callable[[Future[None]], None]):
+    def __init__(self, end: Callable[[], None]):
         self._end, self._process = end, os.getpid()
         atexit.register(self._run)
 
@@ -28,7 +27,7 @@ class AtExit:
     def _run(self) -> None:
         if os.getpid() != self._process:  # a forked child that ends as a program does
             return
-        outcome: Future[None] = Future()
-        self._end(outcome)
-        if (error := outcome.exception()) is not None:
+        try:
+            self._end()
+        except Exception as error:
             _LOG.warning("what the program left open did not end well: %s", error)

@@ -15,6 +15,8 @@ from typing import Any
 
 import cloudpickle
 
+from bml.io.interruptible import Condition
+
 _LENGTH_NBYTES = 8
 _READ_NBYTES = 1 << 20
 
@@ -30,7 +32,7 @@ class Outbox:
         self._sock = sock
         self._most = most
         self._waiting: deque[tuple[str, bytes]] = deque()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._sending = False
         self._closed = False
 

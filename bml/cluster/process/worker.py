@@ -38,6 +38,7 @@ from bml.errors import FabricError, UsageError
 from bml.fabric import namespace
 from bml.faults import Fault
 from bml.io.forks import close_on_fork
+from bml.io.interruptible import Event
 from bml.protocol.coordinator import core as core
 
 #: How many messages wait at most for a launcher that does not read; it stops asking long before.
@@ -87,7 +88,7 @@ class _Launcher:
     def __init__(self, sock: socket.socket, applied_within_s: float):
         self._sock = sock
         self._outbox = Outbox(sock, _MOST_UNSENT)
-        self._applied = threading.Event()
+        self._applied = Event()
         self._applied_within_s = applied_within_s
 
     def say(self, *message: Any) -> None:

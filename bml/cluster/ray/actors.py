@@ -31,6 +31,7 @@ from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, Contacts, Endpoint, JobSpec, Place, Request, default_nics
 from bml.cluster.spec.nics import nics_of
 from bml.errors import BmlError, FabricError, UsageError
+from bml.io.interruptible import Event
 from bml.protocol.coordinator import core as core
 
 _LOG = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ class SpareActor(ServerActor):
     """A spare, as a Ray actor: it loads the training function, and waits until it becomes a server."""
 
     def __init__(self, spec: JobSpec, place: Place | None, train: bytes):
-        self._became = threading.Event()
+        self._became = Event()
         self._networks = None if place else _own_networks(spec)
         leave_on_sigterm(self)  # here, as only the main thread may
         load(train)

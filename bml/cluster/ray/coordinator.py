@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -16,6 +15,7 @@ from bml.cluster.ray.actors import CoordinatorActor
 from bml.cluster.ray.machines import on_node
 from bml.cluster.ray.own import NAMESPACE
 from bml.cluster.spec.job import Contact, JobSpec
+from bml.io.interruptible import Condition
 from bml.protocol.coordinator.succession import Succession
 
 GOING_S = 3.0
@@ -31,7 +31,7 @@ class RayCoordinator:
     `local`, their processes are on this machine, and can be killed if they do not react to Ray.
     """
 
-    def __init__(self, spec: JobSpec, known: Known, changing: threading.Condition, node: str, local: bool):
+    def __init__(self, spec: JobSpec, known: Known, changing: Condition, node: str, local: bool):
         self.spec, self._known, self._changing, self._node, self._local = spec, known, changing, node, local
         self._actor: Any = None
         self._prepared: Any = None

@@ -38,6 +38,7 @@ from bml.cluster.ray.fleet import RayFleet
 from bml.cluster.ray.machines import Machines, living_machines
 from bml.cluster.ray.own import NAMESPACE, OBJECT_STORE_NBYTES
 from bml.errors import BmlError, StartError
+from bml.io.interruptible import Event
 
 _POLL_S = 0.05
 #: Ray looks for prints several times a second, and does not say when it has shown them.
@@ -58,7 +59,7 @@ class _Driver:
         self._awaited: set[int] = set()
         self._started = False
         self._joining: list[threading.Thread] = []
-        self._give_up = threading.Event()
+        self._give_up = Event()
 
     def run(self) -> None:
         spec, prints, host, places, fault_endpoint = self._hear()

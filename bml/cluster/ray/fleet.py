@@ -7,7 +7,6 @@ dead. No parameter byte passes through its object store or its calls: the server
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -42,6 +41,7 @@ from bml.cluster.ray.watching.head import HeadWatch, was_cut_off
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, ServerReport
 from bml.cluster.spec.leaving import DRAINED, LEFT
 from bml.errors import StartError, UsageError
+from bml.io.interruptible import Condition, Event
 
 _LOOK_S = 1.0
 #: How long the coordinator may take to report the end of the job, in seconds: the user gets all views.
@@ -71,7 +71,7 @@ class RayFleet:
         self._machines = machines
         self._racks = racks or Racks()
         # Guards the attributes below: while one thread is in `wait`, others are in `join` and `ask`.
-        self._changing = threading.Condition()
+        self._changing = Condition()
         self._known = Known()
         self._actors: dict[int, Any] = {}
         self._handles: dict[int, Handle] = {}
@@ -172,7 +172,7 @@ class RayFleet:
             return on_node(node, if_free=True) if self._racks else "SPREAD"
         return on_node(node)
 
-    def join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
+    def join(self, server: int, incarnation: int, give_up: Event) -> None:
         """See Fleet."""
         if server in self._actors:
             self._end(server)
@@ -183,7 +183,7 @@ class RayFleet:
             self._reports.run(server)
             self._coordinator.join(server, incarnation, contact)
 
-    def _come_at_last(self, server: int, incarnation: int, give_up: threading.Event) -> Contact:
+    def _come_at_last(self, server: int, incarnation: int, give_up: Event) -> Contact:
         """Start a server that joins, twice if need be; return its addresses."""
         deadline = time.monotonic() + self._spec.start_s
         try:
@@ -196,7 +196,7 @@ class RayFleet:
             # Ray had put it on a dead machine, and knows of that death now.
             return self._come(server, incarnation, deadline, give_up)
 
-    def _come(self, server: int, incarnation: int, deadline: float, give_up: threading.Event) -> Contact:
+    def _come(self, server: int, incarnation: int, deadline: float, give_up: Event) -> Contact:
         """Start a server that joins, elsewhere if its machine is dead or draining; return its addresses."""
         if spare := self.spares.take(server):
             self._homes[server] = spare.node
@@ -350,7 +350,7 @@ class RayFleet:
             for server in sorted(running & actors.keys())
         }
 
-    def _contact(self, server: int, deadline: float, give_up: threading.Event | None = None) -> Contact:
+    def _contact(self, server: int, deadline: float, give_up: Event | None = None) -> Contact:
         """Return the addresses of a server that was just started; ask again if Ray does not reach it."""
         while True:
             ref = self._actors[server].contact.remote()

@@ -15,6 +15,7 @@ from typing import Any
 from ray.util import metrics
 
 from bml.cluster.server.server import Server
+from bml.io.interruptible import Event
 from bml.metrics.samples import Distribution, Sample
 from bml.metrics.table import METRICS, TABLE, Metric
 
@@ -34,7 +35,7 @@ class Publisher:
         threading.Thread(target=self._run, name="bml-publisher", daemon=True).start()
 
     def _run(self) -> None:
-        pause = threading.Event()
+        pause = Event()
         while not pause.wait(self._period_s):
             answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
             self._server.answer(("metrics", ""), answers.put)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayError
 from bml.cluster.fleets.fleet import Known
 from bml.cluster.ray.asking import DEATHS
 from bml.cluster.spec.job import ServerReport
+from bml.io.interruptible import Condition
 
 _LOOK_S = 1.0
 #: After the first report, servers that have reported ask the others: after how many seconds, and how many
@@ -40,7 +40,7 @@ class Reports:
     Any thread may call its methods, but only one `calls` and `heard`.
     """
 
-    def __init__(self, actors: Mapping[int, Any], known: Known, changing: threading.Condition):
+    def __init__(self, actors: Mapping[int, Any], known: Known, changing: Condition):
         self._actors, self._known, self._changing = actors, known, changing
         self._train: Any = None
         self._runs: dict[Any, int] = {}

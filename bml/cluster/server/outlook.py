@@ -17,6 +17,7 @@ from bml.cluster.server.shell import ServerShell
 from bml.cluster.spec import news
 from bml.cluster.spec.job import JobSpec
 from bml.faults.slowness import slowed
+from bml.io.interruptible import Event
 from bml.io.vitals import HostVitals
 from bml.predict.pace import Pace
 from bml.predict.remaining import Remaining
@@ -54,7 +55,7 @@ class Outlook:
         self._lock = threading.Lock()
         # What was noted, and what is said of it: the loop's thread reads it, and must not wait for a model.
         self._facts = threading.Lock()
-        self._over = threading.Event()
+        self._over = Event()
         self._thread = threading.Thread(target=self._run, name="bml-outlook", daemon=True)
 
     def start(self) -> None:

@@ -5,11 +5,11 @@ The loop's thread and the training thread meet here: the one fills, the other ta
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
 
+from bml.io.interruptible import Condition, Event
 from bml.protocol.server import events as ev
 from bml.protocol.server.kept_results import KeptResults
 from bml.protocol.server.transfer import OutgoingState, Part, SegmentedBytes, cut, verify
@@ -27,7 +27,7 @@ class Handover:
         self.step = 1
         self.leaves = ""
         """Why the training function is to stop before the next step; empty: it is not."""
-        self.no_pauses = threading.Event()
+        self.no_pauses = Event()
         """Set when the training function is to end: what slows it down does so no more."""
         self.joins = joins
         self._bounded = False
@@ -40,7 +40,7 @@ class Handover:
         self._unanswered = 0
         self._replays = False
         self._kept: KeptResults[Committed] = KeptResults()
-        self._changed = threading.Condition()  # the kept results, or whether a state is here
+        self._changed = Condition()  # the kept results, or whether a state is here
         self._error: BmlError | None = None
 
     def ask_to_leave(self, why: str) -> None:
@@ -161,14 +161,14 @@ class Handover:
         with self._changed:
             self._unanswered -= 1
             self._replays = replays
-            self._changed.notify()
+            self._changed.notify_all()
 
     def here(self, step: int, digests: dict[Part, str]) -> None:
         """The state after `step` is complete: results up to it are in it."""
         with self._changed:
             self._kept.here(step)
             self._here = (step, self._incoming, digests)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def behind(self, step: int) -> None:
         """Results from this step on are lost: the training thread takes a later state at a boundary."""
@@ -177,7 +177,7 @@ class Handover:
             self._overtaken = self._here is not None
             self._here, self._incoming = None, memoryview(b"")
             self._needs_state = True
-            self._changed.notify()
+            self._changed.notify_all()
 
     def keep(self, result: Committed) -> None:
         """Keep a result until the training thread comes to its step; any thread may.
@@ -186,7 +186,7 @@ class Handover:
         """
         with self._changed:
             self._kept.keep(result.step, result)
-            self._changed.notify()
+            self._changed.notify_all()
 
     @property
     def keeps(self) -> tuple[int, ...]:
@@ -199,4 +199,4 @@ class Handover:
         self.no_pauses.set()
         with self._changed:
             self._error = error
-            self._changed.notify()
+            self._changed.notify_all()

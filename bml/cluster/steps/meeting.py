@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from bml.cluster.steps.deferral import Deferral
 from bml.io import forks
+from bml.io.interruptible import Event
 from bml.metrics.counts import Counts
 from bml.protocol.server import events as ev
 from bml.protocol.step.workspace import Array
@@ -43,9 +43,9 @@ class Meeting:
         self.deferral = Deferral(self._signalled)
         self.contribution: tuple[Array, str] | None = None
         self.error: BmlError | None = None
-        self.in_force = threading.Event()
-        self.left = threading.Event()
-        self.out = threading.Event()
+        self.in_force = Event()
+        self.left = Event()
+        self.out = Event()
         self.steps = 0
         self.commit_at_s: deque[float] = deque(maxlen=_COMMITS_KEPT)
         self.counts = Counts()

@@ -18,6 +18,7 @@ from bml.cluster.process.starting import SOCKET, start_with_socket
 from bml.cluster.torchrun import subreaper
 from bml.cluster.torchrun.store import MOST_NBYTES, Wanted
 from bml.errors import FabricError, UsageError
+from bml.io.forks import close_whole
 
 _STORE = "from bml.cluster.torchrun import store; store.main()"
 _ENDS_S = 10.0
@@ -49,7 +50,7 @@ class Helper:
 
     def hang_up(self) -> None:
         """Close the socket, which ends the process, and wait until it has ended. Idempotent."""
-        self.sock.close()
+        close_whole(self.sock)
         try:
             self._process.wait(_ENDS_S)
         except subprocess.TimeoutExpired:  # it is stopped, or stuck
@@ -57,7 +58,7 @@ class Helper:
 
     def kill(self) -> None:
         """Kill the process, which has nothing to save. Idempotent."""
-        self.sock.close()
+        close_whole(self.sock)
         self._process.kill()
         self._process.wait()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bml.io.interruptible import Event
 from bml.protocol.server.transfer import check_sum
 from bml.train.keeping.files import Files
 from bml.train.keeping.owner import claim, former, owner
@@ -52,7 +53,7 @@ class Writer:
         self._written_at_s: float | None = None
         self._memory = np.empty(0, np.uint8)
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._is_idle = threading.Event()
+        self._is_idle = Event()
         self._is_idle.set()
         self._is_late = False
         self._thread: threading.Thread | None = None

@@ -22,6 +22,7 @@ from bml.cluster.fleets.placement import Reservation
 from bml.cluster.fleets.shortage import Shortage
 from bml.cluster.ray.asking import ask_actors
 from bml.cluster.ray.machines import CALL_S, draining_nodes, in_cluster, is_client
+from bml.io.interruptible import Event
 
 _LOG = logging.getLogger("bml.cluster")
 
@@ -53,7 +54,7 @@ class ClusterWatch:
         self._end: Headless | None = None
         self._finding: dict[Any, tuple[int, int]] = {}
         self._silent: set[str] = set()
-        self._ending = threading.Event()
+        self._ending = Event()
         self._thread = threading.Thread(target=self._run, name="bml-watch", daemon=True)
 
     def start(self) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import ray
 
 from bml.cluster.ray.watching.absence import LOOK_S, PATIENCE_S, Absence, rays_patience_s
+from bml.io.interruptible import Event
 
 #: The first bytes of an HTTP/2 connection, and an empty frame of settings (RFC 9113, 3.4 and 6.5).
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -79,7 +80,7 @@ class HeadWatch:
         self.address = address
         self.absence = Absence(rays_patience_s(os.environ))
         self._gone = gone
-        self._over = threading.Event()
+        self._over = Event()
         self._told = False
         threading.Thread(target=self._watch, name="bml-head", daemon=True).start()
 
