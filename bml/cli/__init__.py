@@ -32,6 +32,7 @@ from bml.cli.values import shortened
 from bml.cluster.spec.ending import text_of
 from bml.errors import BmlError, StateMismatch, UsageError
 from bml.flows.compilation import surround
+from bml.io.limits import OF_PROCESSES, is_of_processes
 from bml.io.signals import signals_put_off
 
 #: With one of these options a command prints text, whatever other options it is given.
@@ -90,6 +91,9 @@ class Shell(click.Group):
                 status += 128
             return status, _error("SystemExit", text_of_end(SystemExit(status)))
         except Exception as error:
+            if is_of_processes(error):
+                click.echo(f"Error: {OF_PROCESSES}", err=True)
+                return 1, _error("FabricError", OF_PROCESSES)
             traceback.print_exc()
             return 1, _error(type(error).__name__, text_of(error))
 

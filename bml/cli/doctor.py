@@ -21,8 +21,9 @@ from bml.cli.output import current
 from bml.cluster.launcher import jobsocket
 from bml.cluster.ray import auth as ray_auth
 from bml.cluster.spec.nics import address_of
-from bml.errors import BmlError, UsageError
+from bml.errors import BmlError, FabricError, UsageError
 from bml.fabric.network import obstacle
+from bml.io.limits import check_loopback
 from bml.protocol.timeouts import DEFAULT_DETECT_S, Timeouts
 from bml.sharedmem import segment
 from bml.transport.verbs.devices import Gid, choose, gids, no_device
@@ -95,6 +96,7 @@ def checks_of_this_machine() -> list[Check]:
         ),
         Check("Linux", sys.platform == "linux", f"{platform.system()} {platform.release()}", needed=True),
         _cores(),
+        _loopback(),
         _package("Ray", "ray", "the launcher ray", "ray[default]"),
         _ray_authentication(),
         _package("torch", "torch", "examples/train_torch.py and the peer gloo of bml bench", "bml[torch]"),
@@ -116,6 +118,14 @@ def _cores() -> Check:
         else ""
     )
     return Check("processor cores", True, f"{usable} cores, load {busy:.1f}{remark}")
+
+
+def _loopback() -> Check:
+    try:
+        check_loopback()
+    except FabricError as error:
+        return Check("loopback", False, str(error))
+    return Check("loopback", True, "servers on this machine reach each other")
 
 
 def _package(what: str, module: str, use: str, extra: str) -> Check:

@@ -89,14 +89,17 @@ class Event:
 
 
 class Aside(Generic[_T]):
-    """A call of `function` in a thread of its own. An interrupt ends only the wait for it."""
+    """A call of `function` in a thread of its own, if there can be one. An interrupt ends only the wait."""
 
     def __init__(self, function: Callable[[], _T], name: str):
         self._function = function
         self._over = Event()
         self._error: BaseException | None = None
-        with signals_put_off():  # a thread whose start is interrupted may stop in its first lines
-            threading.Thread(target=self._run, name=name).start()
+        try:
+            with signals_put_off():  # a thread whose start is interrupted may stop in its first lines
+                threading.Thread(target=self._run, name=name).start()
+        except RuntimeError:  # no more threads may be started here
+            self._run()
 
     @property
     def is_over(self) -> bool:

@@ -1,13 +1,19 @@
-"""Limits of this process and its machine: turns an OSError into an error that names the limit."""
+"""What this process and its machine allow, and errors that name what they do not."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import resource
+import socket
 from collections.abc import Iterator
 
 from bml.topology.errors import FabricError
+
+OF_PROCESSES = (
+    "no more processes or threads may be started here: allow more (ulimit -u, pids.max of the container, "
+    "TasksMax= of its service)"
+)
 
 
 class NoRoom(FabricError):
@@ -28,6 +34,23 @@ def with_room(nbytes: int) -> Iterator[None]:
             raise
         wanted = f"no room for {nbytes / 2**20:.3g} MiB more of memory"
         raise NoRoom(f"{wanted}: {error.strerror}; {limit}") from error
+
+
+def is_of_processes(error: BaseException) -> bool:
+    """Whether this is how Python says that no more threads or processes may be started."""
+    return isinstance(error, BlockingIOError) or "can't start new thread" in str(error)
+
+
+def check_loopback() -> None:
+    """Raise FabricError if processes of this machine cannot speak over loopback; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("127.0.0.1", 9))
+        except OSError as error:
+            raise FabricError(
+                f"servers on one machine speak over loopback, but 127.0.0.1 cannot be reached here "
+                f"({error.strerror}): ip link set lo up"
+            ) from None
 
 
 def _limit(code: int | None) -> str:

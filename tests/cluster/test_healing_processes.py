@@ -24,7 +24,7 @@ def test_a_black_hole_that_ends() -> None:
             time.sleep(0.005)
         return total / 36
 
-    result = jobs.launch(train, faults=["blackhole:2/0@step=20,for=1.5s"], detect_s=0.5)
+    result = jobs.launch(train, faults=["blackhole:2/0@step=20,for=4s"], detect_s=1.5)
     assert len(set(result.values.values())) == 1
     assert result.value == int(result.value) > 10
     assert len(result.values) == 9

@@ -39,6 +39,7 @@ from bml.cluster.process.starting import SOCKET, start_with_socket
 from bml.errors import StartError
 from bml.io.forks import close_whole
 from bml.io.interruptible import Condition
+from bml.io.limits import OF_PROCESSES
 
 _WORD = struct.Struct("=cqq")
 ENDING_S = 2.0
@@ -117,7 +118,7 @@ class ForkServer:
         self._forking = threading.Lock()
         self._changed = Condition()
         self._ready = self._gone = False
-        self._forked: deque[int] = deque()
+        self._forked: deque[int | None] = deque()
         self._unwanted = 0
         self._alive: set[int] = set()
         self._returncodes: dict[int, int] = {}
@@ -139,7 +140,10 @@ class ForkServer:
             with self._changed:
                 self._changed.wait_for(lambda: self._forked or self._gone, within_s)
                 if self._forked:
-                    return self._forked.popleft()
+                    process = self._forked.popleft()
+                    if process is None:
+                        raise StartError(OF_PROCESSES)
+                    return process
                 self._unwanted += 1  # it may still be forked
         raise StartError(f"no process could be made: {self._obstacle()}")
 
@@ -211,19 +215,26 @@ class ForkServer:
         with self._changed:
             if kind == b"R":
                 self._ready = True
+            elif kind == b"N":
+                self._take(None)
             elif kind == b"B":
                 self._alive.add(process)
                 self._returncodes.pop(process, None)  # of an older process with this id
-                if self._unwanted:
-                    self._unwanted -= 1
-                    self.kill(process)
-                else:
-                    self._forked.append(process)
+                self._take(process)
             else:
                 self._alive.discard(process)
                 self._returncodes[process] = code
                 os.eventfd_write(self.ends, 1)
             self._changed.notify_all()
+
+    def _take(self, process: int | None) -> None:
+        """A request to fork is answered: with a process, or with None if none can be made."""
+        if not self._unwanted:
+            self._forked.append(process)
+            return
+        self._unwanted -= 1
+        if process is not None:
+            self.kill(process)
 
     def _obstacle(self) -> str:
         with suppress(subprocess.TimeoutExpired):  # its socket ends a moment before it does
@@ -270,7 +281,12 @@ def _obey(sock: socket.socket, wake: tuple[int, int], children: set[int]) -> Non
         if kind != b"F":
             continue
         os.set_inheritable(descriptors[0], False)  # processes of a training function must not inherit it
-        child = os.fork()
+        try:
+            child = os.fork()
+        except BlockingIOError:
+            os.close(descriptors[0])
+            sock.sendall(_WORD.pack(b"N", 0, 0))
+            continue
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -34,6 +34,7 @@ from bml.errors import StartError
 from bml.faults import Fault
 from bml.io.forks import close_on_fork
 from bml.io.interruptible import Condition, Event
+from bml.io.limits import check_loopback
 from bml.protocol.coordinator.succession import Succession
 
 #: A process with this many unanswered requests gets no more until it answers.
@@ -100,6 +101,8 @@ class ProcessFleet:
         place: Placement | None = None,
         apply_fault: ApplyFault | None = None,
     ):
+        if place is None:
+            check_loopback()
         settled = spec.settled(one_host=place is None)
         self.spec = self._spec = settled.sharing_cores() if place is None else settled
         self._apply_fault = apply_fault

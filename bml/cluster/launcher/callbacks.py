@@ -107,8 +107,9 @@ class Teller:
                 self._waiting.pop()
             self._waiting.append((function, what, about))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="bml-teller", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="bml-teller", daemon=True)
+                thread.start()
+                self._thread = thread
             self._changed.notify_all()
 
     def _run(self) -> None:

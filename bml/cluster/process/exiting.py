@@ -11,6 +11,8 @@ from multiprocessing import util
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
+from bml.io.limits import OF_PROCESSES, is_of_processes
+
 #: How long daemonic children may take to end once they are asked to, in seconds; then they are killed.
 _CHILDREN_S = 1.0
 
@@ -28,8 +30,9 @@ def end_children() -> None:
         name="bml-exiting",
         daemon=True,
     )
-    ending.start()
-    ending.join(_CHILDREN_S)
+    with suppress(RuntimeError):  # no more threads may be started here
+        ending.start()
+        ending.join(_CHILDREN_S)
     for child in _daemons():
         child.kill()
 
@@ -45,7 +48,10 @@ def end_process(error: BaseException | None) -> NoReturn:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     elif error is not None:
         status = 1
-        sys.excepthook(type(error), error, error.__traceback__)
+        if is_of_processes(error):
+            print(f"a process of the job ends: {OF_PROCESSES}", file=sys.stderr)
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
     try:
         with suppress(OSError, ValueError):
             sys.stdout.flush()

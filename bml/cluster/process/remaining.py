@@ -37,7 +37,8 @@ class Remaining:
         """Wait until all is done, and warn in the name of this server if that takes long."""
         late = threading.Timer(_PATIENCE_S, self._warn, (name,))
         late.daemon = True
-        late.start()
+        with suppress(RuntimeError):  # no more threads may be started here
+            late.start()
         try:
             self._finish()
         finally:
@@ -46,8 +47,9 @@ class Remaining:
     def finish_within(self, within_s: float) -> None:
         """The same after an error, which may have left threads that wait for ever: for so long at most."""
         finishing = threading.Thread(target=self._finish, name="bml-remaining", daemon=True)
-        finishing.start()
-        finishing.join(within_s)
+        with suppress(RuntimeError):
+            finishing.start()
+            finishing.join(within_s)
 
     def _finish(self) -> None:
         while threads := self._threads():
