@@ -43,6 +43,7 @@ def test_json_has_the_job_and_its_views():
     assert found["lost_s"] == pytest.approx(0.07)
     parts_s = found["iteration_s"] * 10, (found["compute_s"] + found["exposed_s"]) * 10
     assert parts_s == pytest.approx((found["jct_s"] - 0.07,) * 2)
+    assert (found["rate_bit"], found["computation"]) == (25e9, "of --compute-s")
     assert found["compute_share"] == pytest.approx(10 * found["compute_s"] / found["jct_s"], abs=1e-6)
 
 
@@ -92,6 +93,8 @@ def test_tables():
     assert "5, 61706" in result.output
     assert "server:8" in result.output
     assert "0.070 s" in result.output
+    assert "10 Gbit/s, of which 100.0% is payload" in result.output
+    assert "of 32 samples a server at 10 Tflop/s" in result.output
 
 
 @pytest.mark.slow
@@ -108,6 +111,7 @@ def test_comparison():
     assert fabrics["bcube:4x2"]["jct_s"] < fabrics["switch:16"]["jct_s"]
     shown = run(*network, "--algorithm", "exchange")
     assert "- exchange: exchange cannot work on bcube:4x2 without server:3" in shown.output
+    assert "NICs of 10 Gbit/s, computation of 32 samples a server at 10 Tflop/s" in shown.output
 
 
 @pytest.mark.parametrize(

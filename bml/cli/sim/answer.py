@@ -15,6 +15,7 @@ from rich.table import Table
 
 from bml.cli.printed import write_file
 from bml.cli.sim.asked import Asked, Report
+from bml.cli.sim.options import rate_of
 from bml.flows.simulate import Conditions, Outcome, simulate
 from bml.flows.timeline import timeline
 from bml.schedule import Plan
@@ -107,6 +108,7 @@ def show(report: Report, delay_source: str) -> None:
     table.add_row("time of the busiest NIC", f"{report.planned:.4f} T, without start-ups")
     if len(report.seeds) > 1:
         table.add_row(f"over {len(report.seeds)} seeds", _spread(report.seeds))
+    table.add_row("rate of a NIC", rate_of(report.rate_bit, report.goodput))
     table.add_row("delay of a hop", f"{report.delay_s * 1e6:g} µs ({delay_source})")
     table.add_row("transfers", _transfers(report))
     for each in report.links[:_SHOWN]:

@@ -85,6 +85,9 @@ def show_tables(tables: dict[str, Any]) -> None:
         numbers = str(row["servers"]), f"{row['price']:.3f}"
         table.add_row(row["fabric"], row["by"], *numbers, _ms(row["gst_s"]), _ms(row["equal_price_gst_s"]))
     console.print(table)
+    console.print(
+        f"NICs of {tables['rate_bit'] / 1e9:g} Gbit/s: other rates may change the order", soft_wrap=True
+    )
     for row in [*tables["algorithms"], *tables["fabrics"]]:
         if row["why"]:
             console.print(f"- {row.get('fabric') or row['algorithm']}: {row['why']}", soft_wrap=True)

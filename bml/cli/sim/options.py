@@ -13,7 +13,16 @@ import click
 
 from bml.cli.plan import parse_bytes, parse_rates
 from bml.cli.values import FiniteRange
-from bml.flows.training.layers import Layer, assumed_s, computed_s, read_layers, scaled, spread
+from bml.flows.training.layers import (
+    FLOPS,
+    SAMPLES,
+    Layer,
+    assumed_s,
+    computed_s,
+    read_layers,
+    scaled,
+    spread,
+)
 from bml.flows.training.networks import NETWORKS
 from bml.schedule import ALGORITHMS
 from bml.topology import Fabric, UsageError, parse
@@ -116,6 +125,20 @@ def model_layers(model: str, compute_s: float | None) -> list[Layer]:
     if not known_s:
         raise UsageError(f"--compute-s cannot be spread over {model}: no layer computes for any time")
     return scaled(layers, compute_s / known_s)
+
+
+def computation(model: str, compute_s: float | None) -> str:
+    """Say where the time of computation comes from that `model_layers` gives the layers."""
+    if compute_s is not None:
+        return "of --compute-s"
+    if model in NETWORKS:
+        return f"of {SAMPLES} samples a server at {FLOPS / 1e12:g} Tflop/s; --compute-s sets it"
+    return f"of {model}"
+
+
+def rate_of(rate_bit: float, goodput: float) -> str:
+    """Return the rate of a NIC as it stands in a table."""
+    return f"{rate_bit / 1e9:g} Gbit/s, of which {goodput:.1%} is payload"
 
 
 def parse_rate(text: str) -> float:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from bml.cli.plan import parse_bytes
 from bml.cli.sim.asked import Asked
-from bml.cli.sim.options import Command, read_size
+from bml.cli.sim.options import Command, rate_of, read_size
 from bml.packets.settings import Settings
 from bml.topology import UsageError
 
@@ -219,6 +219,7 @@ def show_packets(report: PacketReport) -> None:
     table.add_row("survivors", str(report.survivors))
     table.add_row("time of a step", f"{report.gst_s * 1e3:.3f} ms, {report.gst:.4f} T")
     table.add_row("time of the busiest NIC", f"{report.planned:.4f} T, without start-ups")
+    table.add_row("rate of a NIC", rate_of(report.rate_bit, report.goodput))
     table.add_row("delay of a cable", f"{report.delay_s * 1e6:g} µs")
     sizes = f"of up to {report.packet_nbytes} bytes, {report.crossings} times over a link"
     table.add_row("packets", f"{report.packets} {sizes}")

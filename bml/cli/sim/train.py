@@ -12,6 +12,7 @@ import click
 from bml.cli.output import current
 from bml.cli.sim.options import (
     check_numba,
+    computation,
     damaged,
     model_layers,
     model_options,
@@ -148,7 +149,7 @@ def train(
     )
     training.check()
     network = Network(algorithm, rate_bit / 8 * goodput, hop_s, read_size("slice", slice_size), known)
-    asked = Asked(model, training, network, rate_bit, goodput)
+    asked = Asked(model, training, network, rate_bit, goodput, computation(model, compute_s))
     if comparing:
         tables = compared(asked)
         current().answer(tables) if as_json else show_tables(tables)

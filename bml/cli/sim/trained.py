@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bml.cli.sim.options import rate_of
 from bml.flows.prices import equal_in_size
 from bml.flows.training.job import train
 from bml.flows.training.layers import PARAMETER_NBYTES
@@ -20,19 +21,25 @@ from bml.topology import FabricError, UsageError
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asked for; `rate_bit` is bits per second of a NIC, of which `goodput` is payload."""
+    """What a user asked for.
+
+    `rate_bit` is bits per second of a NIC, of which `goodput` is payload. `computation` says in words where
+    the seconds of computation come from.
+    """
 
     model: str
     training: Training
     network: Network
     rate_bit: float
     goodput: float
+    computation: str
 
 
 @dataclass(frozen=True)
 class TrainReport:
     """The answer of `bml sim train --json`.
 
+    `computation` says where the seconds of computation come from, in words.
     `jct_s` is the time of the whole job in seconds. Of a mean `iteration_s`, `compute_s` the slowest server
     computes and `exposed_s` it waits for the wires. `lost_s` of the job went until failures were noticed
     and views had changed. `compute_share` is computation over `jct_s`. `views` are those of
@@ -50,6 +57,7 @@ class TrainReport:
     rate_bit: float
     goodput: float
     delay_s: float
+    computation: str
     iterations: int
     jct_s: float
     iteration_s: float
@@ -88,6 +96,7 @@ def answer(asked: Asked) -> TrainReport:
         rate_bit=asked.rate_bit,
         goodput=asked.goodput,
         delay_s=network.delay_s,
+        computation=asked.computation,
         iterations=n,
         jct_s=jct_s,
         iteration_s=(jct_s - lost_s) / n,
@@ -128,6 +137,7 @@ def compared(asked: Asked) -> dict[str, Any]:
         "iterations": training.iterations,
         "overlap": training.overlap.value,
         "rate_bit": asked.rate_bit,
+        "computation": asked.computation,
         "algorithms": algorithms,
         "fabrics": fabrics,
     }
@@ -157,6 +167,8 @@ def show(report: TrainReport) -> None:
     table.add_column("quantity")
     table.add_column("value")
     table.add_row("layers, parameters", f"{report.layers}, {report.parameters}")
+    table.add_row("rate of a NIC", rate_of(report.rate_bit, report.goodput))
+    table.add_row("computation", report.computation)
     table.add_row("overlap", _overlap(report))
     table.add_row("algorithms", ", ".join(_algorithms(report)))
     table.add_row("iterations", str(report.iterations))
@@ -214,6 +226,11 @@ def show_tables(tables: dict[str, Any]) -> None:
             more = [str(row["servers"]), *(row["by"][:1] or ["-"])] if head == "fabric" else []
             table.add_row(row[head], *more, *_numbers(row))
         console.print(table)
+    console.print(
+        f"NICs of {tables['rate_bit'] / 1e9:g} Gbit/s, computation {tables['computation']}: other rates may "
+        "change the order",
+        soft_wrap=True,
+    )
     for row in [*tables["algorithms"], *tables["fabrics"]]:
         if row["why"]:
             console.print(f"- {row.get('fabric') or row['algorithm']}: {row['why']}", soft_wrap=True)
