@@ -4,7 +4,8 @@ A suspicion (observer, peer, level) says that one of five parts is dead: the pee
 observer's own, the switch between them, the peer, the observer. Diagnosis is a minimum hitting set over
 these: fewest failures first, then the least damage (NICs killed), then those that most observers accuse, then
 those that cut off the fewest servers, then a fixed order. It is exact for few failures and greedy, bounded,
-beyond. A switch or a server is blamed only if nothing about it still works.
+beyond. A part is blamed only if nothing about it still works: so the dead are blamed, also where they are
+more than the living.
 
 A connection that stands still (`stall`) says nothing about which end is to blame: only a sender can notice.
 So it accuses no end; one of the two NICs is given up, and with several such connections the one they share.
@@ -181,6 +182,7 @@ class _Cover:
         self._left = left
         self._pairs = sorted({_pair(one) for one in seen})
         self._suspected = set(self._pairs)
+        self._stalled = self._suspected - {_pair(one) for one in seen if one.kind != "stall"}
         self._reporters = {one.observer for one in seen}
         self._accused = Counter((one.peer, one.level) for one in seen if one.kind != "stall")
         self._losing = Counter((one.losing, one.level) for one in seen)
@@ -266,15 +268,16 @@ class _Cover:
                 return [(server, level) for level in alive if self._left.nic_alive(server, level)]
 
     def _options_of(self, pair: Pair) -> list[Failure]:
-        """The parts whose death would explain this pair, without those of which something still works."""
+        """The parts whose death would explain this pair, without those of which something still works.
+
+        If nothing is left, one of its NICs is broken in part. So it is, too, where heartbeats pass.
+        """
         level, low, high = pair
         switch = SwitchFailure(level, self._left.group(low, level))
-        wide: list[Failure] = [ServerFailure(low), ServerFailure(high), switch]
-        return [
-            LinkFailure(low, level),
-            LinkFailure(high, level),
-            *(part for part in wide if self._all_silent(part)),
-        ]
+        nics: list[Failure] = [LinkFailure(low, level), LinkFailure(high, level)]
+        wide = [part for part in (ServerFailure(low), ServerFailure(high), switch) if self._all_silent(part)]
+        silent = [nic for nic in nics if self._all_silent(nic)]
+        return [*(nics if pair in self._stalled or not (silent or wide) else silent), *wide]
 
     def _all_silent(self, failure: Failure) -> bool:
         """Whether no pair of neighbours that needs this part is known to work.

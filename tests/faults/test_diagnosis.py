@@ -18,6 +18,7 @@ from bml.topology import (
     ServerFailure,
     SwitchFailure,
     bcube,
+    parse,
     parse_failure,
 )
 
@@ -125,6 +126,22 @@ def test_failures_come_one_after_another() -> None:
             assert unexplained(fabric, suspicions, found.failures) == []
             fabric = fabric.without(*settle(fabric, found.failures).failures)
             assert fabric.is_connected
+
+
+@pytest.mark.parametrize("shape", ["switch:6", "switch:9", "bcube:3x2", "fattree:4"])
+def test_the_living_are_not_blamed_where_more_are_dead(shape: str) -> None:
+    """To blame the few that live would explain as much with fewer failures: but they hear each other."""
+    fabric = parse(shape)
+    rng = np.random.default_rng(7)
+    for seed in range(60):
+        n_dead = int(rng.integers(fabric.n_servers // 2, fabric.n_servers - 1))
+        dead = {ServerFailure(int(server)) for server in rng.permutation(fabric.n_servers)[:n_dead]}
+        living = max(fabric.without(*dead).components(), key=len)
+        found = {*diagnosed(fabric, *dead, seed=seed).failures}
+        if len(living) > 1:
+            assert not found & {ServerFailure(server) for server in living}, (dead, found)
+        if shape.startswith("switch"):
+            assert found == dead
 
 
 def test_one_silent_nic_is_a_link() -> None:
