@@ -39,7 +39,10 @@ def test_a_table_of_a_damaged_fabric_with_a_slow_link(tmp_path):
     assert {each["pid"] for each in events} == {0, 1, 2, 3, 5, 6, 7, 8}
     assert max(each["ts"] + each["dur"] for each in events) <= max(e["args"]["arrived_us"] for e in events)
     assert {each["name"] for each in events} == {"sum", "result"}
-    assert picture.read_text().startswith("<?xml")
+    drawn = picture.read_text()
+    assert drawn.startswith("<?xml")
+    assert "packed on bcube:3x2 without server:4" in drawn
+    assert "256 KiB over NICs of 10 Gbit/s" in drawn
 
 
 def test_seeds_of_a_fat_tree():

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bml.bench import plot
+from bml.bench.rows import size_text
 from bml.cli.sim.asked import Report
 from bml.flows.simulate import Outcome
 
@@ -33,10 +34,17 @@ def draw(report: Report, outcome: Outcome, target: Path) -> str:
     right.set(xlabel="links, the busiest first", ylabel="busy (%)", ylim=(0, 105))
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    figure.suptitle(f"{report.algorithm} on {report.fabric}: {report.gst_s * 1e3:.3f} ms")
+    figure.suptitle(title(report))
     figure.savefig(target, dpi=120)
     pyplot.close(figure)
     return f"drawn into {target}"
+
+
+def title(report: Report) -> str:
+    """Say what was simulated, and what it took."""
+    fabric = " without ".join(filter(None, [report.fabric, ", ".join(report.failures)]))
+    step = f"{size_text(report.nbytes)} over NICs of {report.rate_bit / 1e9:g} Gbit/s"
+    return f"{report.algorithm} on {fabric}\n{step}: {report.gst_s * 1e3:.3f} ms"
 
 
 def throughput(outcome: Outcome) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
