@@ -17,7 +17,9 @@ import bml.topology
 project = "bml"
 copyright = "the authors of bml"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+copybutton_prompt_text = "$ "  # of a block with commands and what they print, only the commands are copied
+copybutton_line_continuation_character = "\\"
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 html_theme = "furo"
