@@ -42,6 +42,22 @@ def test_an_exception_ends_the_job_and_names_its_server(phase: str) -> None:
     assert "in descend" in str(caught.value)
 
 
+def test_an_exception_ends_the_job_though_the_others_do_not_come_to_a_step() -> None:
+    """They sleep in the user's code, where nobody tells them of an error."""
+
+    def train(session: bml.Session) -> None:
+        session.state(params=np.zeros(3))
+        for step in session.steps(10):
+            session.allreduce(np.ones(3))
+            if step == 4:
+                if session.server == 1:
+                    raise ValueError("of the user's")
+                time.sleep(1000)
+
+    with pytest.raises(TrainingError, match="server 1 raised ValueError: of the user's"):
+        jobs.launch(train, "bcube:2x2")
+
+
 def test_a_server_that_holds_the_gil_is_evicted_and_told() -> None:
     def longer(session: bml.Session) -> dict[str, Any]:
         return jobs.descend(session, epochs=160, pause_s=0.01)  # it comes back before the others end

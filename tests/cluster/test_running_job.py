@@ -25,6 +25,7 @@ import bml
 from bml.cli.status import _show
 from bml.cluster.launcher import jobsocket, launch, running
 from bml.errors import FabricError, UsageError
+from bml.io import interruptible
 from bml.topology import parse, parse_failure
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(90)]
@@ -86,7 +87,7 @@ def test_an_interrupt_that_does_not_wake_who_waits_is_not_lost(tmp_path: Path) -
 
     def waits() -> bool:
         stack = traceback.extract_stack(sys._current_frames()[waiter])
-        return {running.__file__, threading.__file__} <= {frame.filename for frame in stack}
+        return {running.__file__, interruptible.__file__} <= {frame.filename for frame in stack}
 
     def interrupt() -> None:
         wait_for(waits)

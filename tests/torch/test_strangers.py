@@ -64,6 +64,25 @@ def test_ranks_of_a_strangers_script_die_anywhere(deaths: str, left: list[int], 
     assert {name for name in os.listdir("/dev/shm") if "bml" in name} <= before
 
 
+ENDS_AT_ONCE = """
+import torch, torch.distributed as dist
+import bml.torch
+dist.init_process_group("bml")
+if dist.get_rank() == 0:
+    dist.isend(torch.arange(100_000.0), 1)
+else:
+    received = torch.zeros(100_000)
+    dist.recv(received, 0)
+    print("received", float(received.sum()) == float(torch.arange(100_000.0).sum()), flush=True)
+"""
+
+
+def test_what_a_rank_sends_last_arrives_though_it_does_not_wait(tmp_path: Path) -> None:
+    (tmp_path / "sends.py").write_text(ENDS_AT_ONCE)
+    status, out, err = run(tmp_path, "sends.py", 2)
+    assert (status, "received True" in out) == (0, True), out + err
+
+
 HOLDS = """
 import ctypes
 import torch, torch.distributed as dist
