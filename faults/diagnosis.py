@@ -4,8 +4,8 @@ A suspicion (observer, peer, level) says that one of five parts is dead: the pee
 observer's own, the switch between them, the peer, the observer. Diagnosis is a minimum hitting set over
 these: fewest failures first, then the least damage (NICs killed), then those that most observers accuse, then
 those that cut off the fewest servers, then a fixed order. It is exact for few failures and greedy, bounded,
-beyond. A part is blamed only if nothing about it still works: so the dead are blamed, also where they are
-more than the living.
+beyond. A switch or a server is blamed only if nothing about it still works, and a NIC that works only if all
+that could be blamed do: so the dead are blamed, also where they are more than the living.
 
 A connection that stands still (`stall`) says nothing about which end is to blame: only a sender can notice.
 So it accuses no end; one of the two NICs is given up, and with several such connections the one they share.
@@ -183,7 +183,7 @@ class _Cover:
         self._pairs = sorted({_pair(one) for one in seen})
         self._suspected = set(self._pairs)
         self._stalled = self._suspected - {_pair(one) for one in seen if one.kind != "stall"}
-        self._reporters = {one.observer for one in seen}
+        self._alive = self._alive_of({one.observer for one in seen})
         self._accused = Counter((one.peer, one.level) for one in seen if one.kind != "stall")
         self._losing = Counter((one.losing, one.level) for one in seen)
         self._explains: dict[Failure, int] = {}
@@ -282,14 +282,26 @@ class _Cover:
     def _all_silent(self, failure: Failure) -> bool:
         """Whether no pair of neighbours that needs this part is known to work.
 
-        A pair works if it is not suspected and one of the two reports suspicions at all: a server that
-        reports nothing may be dead itself.
+        A pair works if it is not suspected and one of the two is known to be alive: it would suspect the
+        other.
         """
         return all(
-            pair in self._suspected or not self._reporters.intersection(pair[1:])
+            pair in self._suspected or not self._alive.intersection(pair[1:])
             for nic in self._nics(failure)
             for pair in self._pairs_of(*nic)
         )
+
+    def _alive_of(self, reporters: set[int]) -> set[int]:
+        """Those that report suspicions, and those that they hear on some level: they would suspect them."""
+        heard = {
+            sum(pair[1:]) - server
+            for server in reporters
+            for level in range(self._left.levels)
+            if self._left.nic_alive(server, level)
+            for pair in self._pairs_of(server, level)
+            if pair not in self._suspected
+        }
+        return reporters | heard
 
     def _pairs_of(self, server: int, level: int) -> Iterable[Pair]:
         others = self._left.neighbours(server, level)

@@ -32,7 +32,7 @@ from bml.cli.values import shortened
 from bml.cluster.spec.ending import text_of
 from bml.errors import BmlError, StateMismatch, UsageError
 from bml.flows.compilation import surround
-from bml.io.limits import OF_PROCESSES, is_of_processes
+from bml.io.limits import PROCESS_LIMIT, is_process_limit
 from bml.io.signals import signals_put_off
 
 #: With one of these options a command prints text, whatever other options it is given.
@@ -91,9 +91,9 @@ class Shell(click.Group):
                 status += 128
             return status, _error("SystemExit", text_of_end(SystemExit(status)))
         except Exception as error:
-            if is_of_processes(error):
-                click.echo(f"Error: {OF_PROCESSES}", err=True)
-                return 1, _error("FabricError", OF_PROCESSES)
+            if is_process_limit(error):
+                click.echo(f"Error: {PROCESS_LIMIT}", err=True)
+                return 1, _error("FabricError", PROCESS_LIMIT)
             traceback.print_exc()
             return 1, _error(type(error).__name__, text_of(error))
 

@@ -150,7 +150,8 @@ def in_thread(function: Callable[[], _T]) -> _T:
         try:
             call.result()
         except BaseException as error:
-            interrupt = error
+            if interrupt is None and not call.is_over:
+                interrupt = error
     if interrupt is not None:
         raise interrupt
     return call.result()

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Protocol
 from weakref import WeakSet
 
@@ -51,16 +50,14 @@ def on_fork(thing: Forked) -> None:
 _STARTING = threading.RLock()
 
 
-@contextmanager
-def no_fork() -> Iterator[None]:
+def no_fork() -> AbstractContextManager[bool]:
     """While a process of ours is started: another thread that forks waits until that is done.
 
     A child that is forked meanwhile would hold the socket on which the process waits for our end, and the
     pipe on which `subprocess.Popen` waits for its start: for as long as the child lives, which for a worker
-    that loads data is until the training ends.
+    that loads data is until the training ends. No interrupt leaves it held: see bml.io.interruptible.
     """
-    with _STARTING:
-        yield
+    return _STARTING
 
 
 def close_whole(end: Closes) -> None:

@@ -34,6 +34,8 @@ class Condition(_RLock):  # type: ignore[misc]
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait to be notified, `timeout_s` seconds at most; returns whether that was it."""
+        if not self._is_owned():
+            raise RuntimeError("a condition is waited for that was not entered")
         waker, state = threading.Lock(), (1, threading.get_ident())
         waker.acquire()
         self._wakers.append(waker)
@@ -58,11 +60,14 @@ class Condition(_RLock):  # type: ignore[misc]
     def notify_all(self) -> None:
         """Wake all threads that wait."""
         while self._wakers:
-            self._wakers.popleft().release()
+            with suppress(RuntimeError):  # an interrupt came here before it was removed
+                self._wakers[0].release()
+            with suppress(IndexError):
+                self._wakers.popleft()
 
 
 class Event:
-    """As threading.Event."""
+    """As threading.Event; a thread that waits misses a `set` that `clear` follows at once."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -89,25 +94,40 @@ class Event:
 
 
 class Aside(Generic[_T]):
-    """A call of `function` in a thread of its own, if there can be one. An interrupt ends only the wait."""
+    """A call of `function` in a thread of its own. An interrupt ends only the wait for it.
 
-    def __init__(self, function: Callable[[], _T], name: str):
-        self._function = function
+    With `or_here` it is called in the caller's thread where no more threads may be started.
+    """
+
+    def __init__(self, function: Callable[[], _T], name: str, *, or_here: bool = False):
+        self._function, self._name, self._or_here = function, name, or_here
+        self._is_started = False
         self._over = Event()
         self._error: BaseException | None = None
-        try:
-            with signals_put_off():  # a thread whose start is interrupted may stop in its first lines
-                threading.Thread(target=self._run, name=name).start()
-        except RuntimeError:  # no more threads may be started here
-            self._run()
 
     @property
     def is_over(self) -> bool:
         """Whether the function has returned or raised."""
         return self._over.is_set()
 
+    def start(self) -> Aside[_T]:
+        """Begin the call; returns this object. Idempotent."""
+        with signals_put_off():  # a thread whose start is interrupted may stop in its first lines
+            if not self._is_started:
+                self._is_started = True
+                try:
+                    threading.Thread(target=self._run, name=self._name).start()
+                except RuntimeError as error:  # no more threads may be started
+                    if self._or_here:
+                        self._run()
+                    else:
+                        self._error = error
+                        self._over.set()
+        return self
+
     def result(self) -> _T:
         """Wait for the end of the call; returns what the function returned, or raises what it raised."""
+        self.start()
         while not self._over.wait(POLL_S):
             pass
         if self._error is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
 import socket
 from collections.abc import Iterator
 
 from bml.topology.errors import FabricError
 
-OF_PROCESSES = (
+PROCESS_LIMIT = (
     "no more processes or threads may be started here: allow more (ulimit -u, pids.max of the container, "
     "TasksMax= of its service)"
 )
@@ -36,9 +37,15 @@ def with_room(nbytes: int) -> Iterator[None]:
         raise NoRoom(f"{wanted}: {error.strerror}; {limit}") from error
 
 
-def is_of_processes(error: BaseException) -> bool:
+def is_process_limit(error: BaseException) -> bool:
     """Whether this is how Python says that no more threads or processes may be started."""
-    return isinstance(error, BlockingIOError) or "can't start new thread" in str(error)
+    if "can't start new thread" in str(error):
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    at = "" if last is None else os.path.basename(last.tb_frame.f_code.co_filename)
+    return isinstance(error, BlockingIOError) and at in ("subprocess.py", "popen_fork.py")
 
 
 def check_loopback() -> None:

@@ -34,17 +34,22 @@ def signals_put_off() -> Iterator[None]:
     threads than the main one, which no signal interrupts, it does nothing.
     """
     noted: dict[signal.Signals, tuple[Any, _Noted]] = {}
+    came: list[BaseException] = []
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             before = signal.getsignal(number)
             if callable(before):  # else the signal ends the process, or does nothing
                 noted[number] = before, before if isinstance(before, _Noted) else _Noted(before)
-    for number, (_, handler) in noted.items():
-        signal.signal(number, handler)
     try:
+        for number, (_, handler) in noted.items():
+            signal.signal(number, handler)
         yield
     finally:
-        for number, (before, _) in noted.items():
-            signal.signal(number, before)
-        for _, handler in noted.values():
-            handler.heed()
+        for number, (before, handler) in noted.items():
+            try:
+                signal.signal(number, before)
+                handler.heed()
+            except BaseException as error:  # the other signals' handlers are to be called, too
+                came.append(error)
+        if came:
+            raise came[0]

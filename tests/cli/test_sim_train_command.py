@@ -43,7 +43,7 @@ def test_json_has_the_job_and_its_views():
     assert found["lost_s"] == pytest.approx(0.07)
     parts_s = found["iteration_s"] * 10, (found["compute_s"] + found["exposed_s"]) * 10
     assert parts_s == pytest.approx((found["jct_s"] - 0.07,) * 2)
-    assert (found["rate_bit"], found["computation"]) == (25e9, "of --compute-s")
+    assert (found["rate_bit"], found["computation"]) == (25e9, "given by --compute-s")
     assert found["compute_share"] == pytest.approx(10 * found["compute_s"] / found["jct_s"], abs=1e-6)
 
 

@@ -89,13 +89,32 @@ def test_a_condition_wakes_all_that_wait_once_it_is_true() -> None:
             condition.notify_all()
             return condition.wait_for(lambda: len(there) == 3, DEADLINE_S)
 
-    asides = [Aside(waits_for_three, f"waits-{number}") for number in range(3)]
+    asides = [Aside(waits_for_three, f"waits-{number}").start() for number in range(3)]
     assert [each.result() for each in asides] == [True, True, True]
     with condition:
         assert not condition.wait_for(lambda: len(there) == 4, 0.01)
         assert not condition.wait(0.01)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="not entered"):
         condition.wait(0)
+    assert not condition._is_owned()
+
+
+def test_an_interrupted_notice_wakes_all_with_the_next_one(alarm: Callable[[float], None]) -> None:
+    chance = random.Random(4)
+    for _ in range(100):
+        condition, woken = Condition(), []
+
+        def waits_to_be_woken(condition: Condition = condition, woken: list[bool] = woken) -> bool:
+            with condition:
+                woken.append(condition.wait(DEADLINE_S))
+                return woken[-1]
+
+        asides = [Aside(waits_to_be_woken, f"waits-{number}").start() for number in range(3)]
+        while len(condition._wakers) < 3:
+            time.sleep(0)
+        interrupted(alarm, chance.uniform(2e-6, 2e-5), lambda condition=condition: notifies(condition))  # type: ignore[misc]
+        notifies(condition)
+        assert [each.result() for each in asides] == [True] * 3
 
 
 def test_an_event_that_is_cleared_is_waited_for_again() -> None:
@@ -109,7 +128,7 @@ def test_an_event_that_is_cleared_is_waited_for_again() -> None:
 
 def test_an_interrupt_ends_the_wait_for_a_call_and_not_the_call(alarm: Callable[[float], None]) -> None:
     goes_on = threading.Event()
-    call = Aside(lambda: goes_on.wait(DEADLINE_S) and "value", "waits")
+    call = Aside(lambda: goes_on.wait(DEADLINE_S) and "value", "waits").start()
     assert interrupted(alarm, 0.01, call.result)
     assert not call.is_over
     goes_on.set()

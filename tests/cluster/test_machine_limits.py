@@ -13,7 +13,7 @@ import pytest
 import bml
 from bml.errors import FabricError
 from bml.fabric import namespace
-from bml.io.limits import OF_PROCESSES, check_loopback, is_of_processes
+from bml.io.limits import PROCESS_LIMIT, check_loopback, is_process_limit
 
 CONTROLLER = Path("/sys/fs/cgroup/pids")
 SCRIPT = """
@@ -98,7 +98,7 @@ server.close()
 def test_a_process_that_cannot_be_forked_costs_no_other_one(group: Path) -> None:
     """A newcomer that cannot start; the fork server ended, and all servers with it."""
     done = run_in(group, 12, "-c", FORKS)
-    assert (done.stdout.splitlines(), done.stderr) == ([OF_PROCESSES, "True True"], "")
+    assert (done.stdout.splitlines(), done.stderr) == ([PROCESS_LIMIT, "True True"], "")
 
 
 @pytest.mark.real
@@ -118,7 +118,7 @@ def test_a_job_without_loopback_says_so_at_once() -> None:
 
 
 def test_how_python_says_it_is_known() -> None:
-    assert is_of_processes(RuntimeError("can't start new thread"))
-    assert is_of_processes(BlockingIOError(11, "Resource temporarily unavailable"))
-    assert not is_of_processes(RuntimeError("of the user's"))
-    assert not is_of_processes(FileNotFoundError(2, "No such file"))
+    assert is_process_limit(RuntimeError("can't start new thread"))
+    assert not is_process_limit(BlockingIOError(11, "Resource temporarily unavailable")), "of any socket"
+    assert not is_process_limit(RuntimeError("of the user's"))
+    assert not is_process_limit(FileNotFoundError(2, "No such file"))

@@ -35,7 +35,11 @@ def run_groups(n: int, function: str, each: list[dict[str, Any]], limit_s: float
     """The same for several groups, one after the other: PyTorch is imported once. All may take so long."""
     with tempfile.TemporaryDirectory() as folder:
         request = {"folder": folder, "n": n, "function": function, "each": each, "cwd": os.getcwd()}
-        _Importer.running().ask({**request, "environment": dict(os.environ) | PATIENT}, limit_s)
+        try:
+            _Importer.running().ask({**request, "environment": dict(os.environ) | PATIENT}, limit_s)
+        except AssertionError as error:
+            ended = sorted(path.parent.name for path in Path(folder).glob("*/statuses.json"))
+            raise AssertionError(f"{error}; of {len(each)} groups these have ended: {ended}") from None
         return [_found(Path(folder) / str(number)) for number in range(len(each))]
 
 

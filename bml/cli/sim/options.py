@@ -130,7 +130,7 @@ def model_layers(model: str, compute_s: float | None) -> list[Layer]:
 def computation(model: str, compute_s: float | None) -> str:
     """Say where the time of computation comes from that `model_layers` gives the layers."""
     if compute_s is not None:
-        return "of --compute-s"
+        return "given by --compute-s"
     if model in NETWORKS:
         return f"of {SAMPLES} samples a server at {FLOPS / 1e12:g} Tflop/s; --compute-s sets it"
     return f"of {model}"

@@ -7,6 +7,7 @@ the launcher, and nothing of the job. It ends when the launcher is gone.
                 b"K" and a process id  kill it, unless it has ended
     fork server b"R"                   everything is imported
                 b"B" and a process id  the process has been forked
+                b"N"                   it could not be forked
                 b"E", a process id and its return code, negative for a signal
 """
 
@@ -39,7 +40,7 @@ from bml.cluster.process.starting import SOCKET, start_with_socket
 from bml.errors import StartError
 from bml.io.forks import close_whole
 from bml.io.interruptible import Condition
-from bml.io.limits import OF_PROCESSES
+from bml.io.limits import PROCESS_LIMIT
 
 _WORD = struct.Struct("=cqq")
 ENDING_S = 2.0
@@ -142,7 +143,7 @@ class ForkServer:
                 if self._forked:
                     process = self._forked.popleft()
                     if process is None:
-                        raise StartError(OF_PROCESSES)
+                        raise StartError(PROCESS_LIMIT)
                     return process
                 self._unwanted += 1  # it may still be forked
         raise StartError(f"no process could be made: {self._obstacle()}")
@@ -283,7 +284,7 @@ def _obey(sock: socket.socket, wake: tuple[int, int], children: set[int]) -> Non
         os.set_inheritable(descriptors[0], False)  # processes of a training function must not inherit it
         try:
             child = os.fork()
-        except BlockingIOError:
+        except OSError:
             os.close(descriptors[0])
             sock.sendall(_WORD.pack(b"N", 0, 0))
             continue

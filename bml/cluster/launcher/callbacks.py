@@ -103,13 +103,13 @@ class Teller:
         with self._changed:
             if self._closed or self.error is not None:
                 return
-            if self._waiting and self._waiting[-1][2] == about:
-                self._waiting.pop()
-            self._waiting.append((function, what, about))
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="bml-teller", daemon=True)
                 thread.start()
                 self._thread = thread
+            if self._waiting and self._waiting[-1][2] == about:
+                self._waiting.pop()
+            self._waiting.append((function, what, about))
             self._changed.notify_all()
 
     def _run(self) -> None:

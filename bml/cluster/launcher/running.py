@@ -264,7 +264,7 @@ class Job:
         or at the latest Python at the end of the program.
         """
         if not self._closed.is_set():
-            Aside(self._end, "bml-closing").result()
+            Aside(self._end, "bml-closing", or_here=True).result()
         self._teller.close(_ENDED_TOLD_S)
 
     def _end(self) -> None:

@@ -11,7 +11,7 @@ from multiprocessing import util
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
-from bml.io.limits import OF_PROCESSES, is_of_processes
+from bml.io.limits import PROCESS_LIMIT, is_process_limit
 
 #: How long daemonic children may take to end once they are asked to, in seconds; then they are killed.
 _CHILDREN_S = 1.0
@@ -48,8 +48,8 @@ def end_process(error: BaseException | None) -> NoReturn:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
     elif error is not None:
         status = 1
-        if is_of_processes(error):
-            print(f"a process of the job ends: {OF_PROCESSES}", file=sys.stderr)
+        if is_process_limit(error):
+            print(f"a process of the job ends: {PROCESS_LIMIT}", file=sys.stderr)
         else:
             sys.excepthook(type(error), error, error.__traceback__)
     try:
