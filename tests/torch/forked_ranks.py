@@ -24,6 +24,7 @@ from typing import Any
 
 #: Several tests run beside each other, so a living rank may be late. A rank that dies is noticed at once.
 PATIENT = {"BML_DETECT_S": "5"}
+_KEPT: list[Any] = []
 
 
 def run_group(n: int, function: str, *, limit_s: float = 100, **arguments: Any) -> list[Any]:
@@ -147,10 +148,29 @@ def _run_ranks(folder: Path, n: int, program: Any, arguments: dict[str, Any]) ->
         if not child:
             os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
             torch.set_num_threads(1)
+            _keep_groups_of_gloo()
             _run_rank(folder / f"{rank}.pickle", program, arguments)
             sys.exit()
         children.append(child)
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def _keep_groups_of_gloo() -> None:
+    """Keep them until the rank ends: their destructor may wait for ever (PyTorch 2.13).
+
+    It joins a thread while it has the interpreter's lock. That thread may wait for this lock, as it forgets
+    the work of the barrier just before.
+    """
+    import torch.distributed as dist
+
+    destroy = dist.destroy_process_group
+
+    def destroy_later(group: Any = None) -> None:
+        if dist.get_backend(group) == "gloo":
+            _KEPT.append(group or dist.group.WORLD)
+        destroy(group)
+
+    dist.destroy_process_group = destroy_later
 
 
 def _run_rank(path: Path, function: Any, arguments: dict[str, Any]) -> None:
