@@ -4,8 +4,8 @@ A suspicion (observer, peer, level) says that one of five parts is dead: the pee
 observer's own, the switch between them, the peer, the observer. Diagnosis is a minimum hitting set over
 these: fewest failures first, then the least damage (NICs killed), then those that most observers accuse, then
 those that cut off the fewest servers, then a fixed order. It is exact for few failures and greedy, bounded,
-beyond. A switch or a server is blamed only if nothing about it still works, and a NIC that works only if all
-that could be blamed do: so the dead are blamed, also where they are more than the living.
+beyond. A switch or a server is blamed only if nothing about it still works. So is a NIC, unless nothing else
+explains a suspicion: the living are not blamed, also where more are dead.
 
 A connection that stands still (`stall`) says nothing about which end is to blame: only a sender can notice.
 So it accuses no end; one of the two NICs is given up, and with several such connections the one they share.

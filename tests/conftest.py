@@ -26,14 +26,17 @@ _FOR_OUTPUT = (
     "PY_COLORS",
     "PYTEST_ADDOPTS",
 )
+_put_aside: dict[str, str] = {}
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _outputs_are_the_same() -> Iterator[None]:
-    """Until the last test: the summary of this run itself is as long as the machine wants it."""
-    before = {name: os.environ.pop(name) for name in _FOR_OUTPUT if name in os.environ}
-    yield
-    os.environ.update(before)
+def pytest_configure() -> None:
+    """Before any test is imported, as some take the environment then."""
+    _put_aside.update({name: os.environ.pop(name) for name in _FOR_OUTPUT if name in os.environ})
+
+
+def pytest_sessionfinish() -> None:
+    """Restore them: the summary of this run itself may be as long as the machine wants it."""
+    os.environ.update(_put_aside)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from bml.cli.compare import of_fabric, papers
 from bml.cli.compare import show as show_comparison
 from bml.cli.draw import draw
 from bml.cli.output import current
-from bml.cli.printed import check_writable
+from bml.cli.printed import check_writable, without
 from bml.cli.survey import command as survey
 from bml.cluster.spec.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
@@ -291,7 +291,7 @@ def _rounded(value: Fraction) -> float:
 
 def _show(report: Report, prices: tuple[Price, ...]) -> None:
     """Print the report as a table of two columns."""
-    table = Table(title=" without ".join(filter(None, [report.fabric, ", ".join(report.failures)])))
+    table = Table(title=without(report.fabric, report.failures))
     table.add_column("quantity")
     table.add_column("value")
     table.add_row("algorithm", f"{report.algorithm} ({report.why})")

@@ -6,7 +6,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,11 @@ def _simple(value: Any, deep: int) -> Any:
             return {in_words(key): _plain(each, deep - 1) for key, each in value.items()}
         return [_plain(each, deep - 1) for each in value]
     return in_words(value)
+
+
+def without(fabric: str, failures: Iterable[str]) -> str:
+    """Name a fabric and what of it has failed."""
+    return " without ".join(filter(None, [fabric, ", ".join(failures)]))
 
 
 def write_file(file: Path, text: str) -> None:

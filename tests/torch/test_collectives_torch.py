@@ -428,6 +428,17 @@ def test_ranks_that_differ_get_both_texts_and_so_do_futures() -> None:
     assert run_ranks(2, rank) == [True, True]
 
 
+def test_ranks_that_call_other_collectives_get_both_texts() -> None:
+    def rank(group: ProcessGroup) -> Any:
+        tensor = [torch.ones(3)]
+        work = group.broadcast(tensor, options(dist.BroadcastOptions, root=0)) if group.rank() else None
+        with pytest.raises(StepMismatch) as caught:
+            (work or group.allreduce(tensor)).wait()
+        return "all_reduce SUM" in str(caught.value) and "broadcast from 0" in str(caught.value)
+
+    assert run_ranks(2, rank) == [True, True]
+
+
 def test_a_group_that_was_destroyed_begins_nothing() -> None:
     def rank(group: ProcessGroup) -> Any:
         tensor = torch.ones(1)

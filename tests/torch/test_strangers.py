@@ -83,6 +83,37 @@ def test_what_a_rank_sends_last_arrives_though_it_does_not_wait(tmp_path: Path) 
     assert (status, "received True" in out) == (0, True), out + err
 
 
+UNEVEN = """
+import os, signal, sys
+import torch, torch.distributed as dist
+import bml.torch
+dist.init_process_group("bml")
+rank, n_batches = dist.get_rank(), 20
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-2)
+for batch in range(n_batches + (rank == 1)):
+    if batch == 7 and rank in (2, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    try:
+        ddp(torch.ones(2, 4)).sum().backward()
+    except RuntimeError as error:
+        said = "StepMismatch" in str(error), "returned" in str(error)
+        print("one more:", batch == n_batches, *said, flush=True)
+        break
+    optimizer.step()
+print("left", sorted(bml.torch.contributors()), flush=True)
+"""
+
+
+def test_two_ranks_die_at_once_and_one_of_the_others_has_a_batch_more(tmp_path: Path) -> None:
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    status, out, err = run(tmp_path, "uneven.py", 4)
+    assert status == 0, out + err
+    assert out.count("left [0, 1]") == 2, out + err
+    assert out.count("one more: True True True") == 1, out + err
+
+
 HOLDS = """
 import ctypes
 import torch, torch.distributed as dist

@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bml.cli.printed import write_file
+from bml.cli.printed import without, write_file
 from bml.cli.sim.asked import Asked, Report
 from bml.cli.sim.options import rate_of
 from bml.flows.simulate import Conditions, Outcome, simulate
@@ -99,7 +99,7 @@ def _links(outcome: Outcome) -> list[dict[str, Any]]:
 
 def show(report: Report, delay_source: str) -> None:
     """Print the report as a table of two columns."""
-    table = Table(title=" without ".join(filter(None, [report.fabric, ", ".join(report.failures)])))
+    table = Table(title=without(report.fabric, report.failures))
     table.add_column("quantity")
     table.add_column("value")
     table.add_row("algorithm", f"{report.algorithm} ({report.why})")

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bml.cli.sim.answer import conditions, planned
 from bml.cli.sim.asked import Asked
+from bml.cli.sim.options import nics
 from bml.flows.prices import Prices, equal_in_size, parts_of
 from bml.flows.simulate import simulate
 from bml.schedule import ALGORITHMS
@@ -85,9 +86,7 @@ def show_tables(tables: dict[str, Any]) -> None:
         numbers = str(row["servers"]), f"{row['price']:.3f}"
         table.add_row(row["fabric"], row["by"], *numbers, _ms(row["gst_s"]), _ms(row["equal_price_gst_s"]))
     console.print(table)
-    console.print(
-        f"NICs of {tables['rate_bit'] / 1e9:g} Gbit/s: other rates may change the order", soft_wrap=True
-    )
+    console.print(f"{nics(tables['rate_bit'])}: other rates may change the order", soft_wrap=True)
     for row in [*tables["algorithms"], *tables["fabrics"]]:
         if row["why"]:
             console.print(f"- {row.get('fabric') or row['algorithm']}: {row['why']}", soft_wrap=True)

@@ -136,6 +136,11 @@ def computation(model: str, compute_s: float | None) -> str:
     return f"of {model}"
 
 
+def nics(rate_bit: float) -> str:
+    """Name NICs by their rate."""
+    return f"NICs of {rate_bit / 1e9:g} Gbit/s"
+
+
 def rate_of(rate_bit: float, goodput: float) -> str:
     """Return the rate of a NIC as it stands in a table."""
     return f"{rate_bit / 1e9:g} Gbit/s, of which {goodput:.1%} is payload"

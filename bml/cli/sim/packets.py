@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from bml.cli.plan import parse_bytes
+from bml.cli.printed import without
 from bml.cli.sim.asked import Asked
 from bml.cli.sim.options import Command, rate_of, read_size
 from bml.packets.settings import Settings
@@ -212,7 +213,7 @@ def _switches(outcome: Outcome) -> list[dict[str, Any]]:
 
 def show_packets(report: PacketReport) -> None:
     """Print the report as a table of two columns."""
-    table = Table(title=" without ".join(filter(None, [report.fabric, ", ".join(report.failures)])))
+    table = Table(title=without(report.fabric, report.failures))
     table.add_column("quantity")
     table.add_column("value")
     table.add_row("algorithm", f"{report.algorithm} ({report.why})")

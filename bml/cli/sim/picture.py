@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from bml.bench import plot
 from bml.bench.rows import size_text
+from bml.cli.printed import without
 from bml.cli.sim.asked import Report
+from bml.cli.sim.options import nics
 from bml.flows.simulate import Outcome
 
 _BINS = 200
@@ -42,8 +44,8 @@ def draw(report: Report, outcome: Outcome, target: Path) -> str:
 
 def title(report: Report) -> str:
     """Say what was simulated, and what it took."""
-    fabric = " without ".join(filter(None, [report.fabric, ", ".join(report.failures)]))
-    step = f"{size_text(report.nbytes)} over NICs of {report.rate_bit / 1e9:g} Gbit/s"
+    fabric = without(report.fabric, report.failures)
+    step = f"{size_text(report.nbytes)} over {nics(report.rate_bit)}"
     return f"{report.algorithm} on {fabric}\n{step}: {report.gst_s * 1e3:.3f} ms"
 
 

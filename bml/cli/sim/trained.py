@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bml.cli.sim.options import rate_of
+from bml.cli.printed import without
+from bml.cli.sim.options import nics, rate_of
 from bml.flows.prices import equal_in_size
 from bml.flows.training.job import train
 from bml.flows.training.layers import PARAMETER_NBYTES
@@ -162,7 +163,7 @@ def _timed(asked: Asked) -> dict[str, Any]:
 def show(report: TrainReport) -> None:
     """Print the report: the job, and a line for each view."""
     console = Console(markup=False)
-    fabric = " without ".join(filter(None, [report.fabric, ", ".join(report.failures)]))
+    fabric = without(report.fabric, report.failures)
     table = Table(title=f"{report.model} on {fabric}")
     table.add_column("quantity")
     table.add_column("value")
@@ -227,8 +228,7 @@ def show_tables(tables: dict[str, Any]) -> None:
             table.add_row(row[head], *more, *_numbers(row))
         console.print(table)
     console.print(
-        f"NICs of {tables['rate_bit'] / 1e9:g} Gbit/s, computation {tables['computation']}: other rates may "
-        "change the order",
+        f"{nics(tables['rate_bit'])}, computation {tables['computation']}: other rates may change the order",
         soft_wrap=True,
     )
     for row in [*tables["algorithms"], *tables["fabrics"]]:
