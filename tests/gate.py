@@ -10,16 +10,19 @@
 - **Order.** Tests with the longest time limits begin first, so that no core waits at the end for a late one.
 - **Groups.** pytest-xdist hands out one test at a time (--dist loadgroup), and a file whose tests share a
   fixture of the module as a whole.
+- **Hangs.** A test that its time limit cannot interrupt, or whose fixtures hang after it, ends its worker
+  with the stacks of all threads; pytest-xdist names it and goes on in another worker.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import os
 import random
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,9 +57,26 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("hypothesis_seed", None) is None:
         core.global_force_seed = seed_of(config)
     config.stash[_STARTED] = (time.monotonic(), _processor_s())
+    config.stash[_STDERR] = os.dup(2)  # while a test runs, pytest has its own file there
 
 
 _STARTED = pytest.StashKey[tuple[float, float]]()
+_STDERR = pytest.StashKey[int]()
+
+grace_s = 60.0
+"""A test that goes on for so long after its time limit cannot be interrupted."""
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    limit_s = _limit_s(item, item.config)
+    if limit_s:
+        # A thread that needs no lock of the interpreter: the time limit's signal waits for the main thread.
+        faulthandler.dump_traceback_later(limit_s + grace_s, exit=True, file=item.config.stash[_STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _processor_s() -> float:
@@ -107,12 +127,35 @@ def _function(item: pytest.Item) -> str:
 def _limit_s(item: pytest.Item, config: pytest.Config) -> float:
     marker = item.get_closest_marker("timeout")
     if marker is None:
-        return float(config.getini("timeout"))
+        return float(config.getoption("timeout", None) or config.getini("timeout"))
     return float(marker.args[0] if marker.args else marker.kwargs["timeout"])
 
 
 class Groups(LoadScopeScheduling):
-    """Hands out tests one at a time, in their order; those that share a fixture of their module together."""
+    """Hands out tests one at a time, in their order; those that share a fixture of their module together.
+
+    When a worker dies, pytest-xdist 3.8 runs its test again, may end before the worker's others ran, and
+    gives a new worker a single test, which it begins only when it knows the next one: all would wait.
+    """
+
+    @property
+    def tests_finished(self) -> bool:
+        return not self.workqueue and super().tests_finished
+
+    def remove_node(self, node: Any) -> str | None:
+        """The test in which the worker died: it has its result by that, the worker's others run elsewhere."""
+        units = self.assigned_work.pop(node)
+        left = [nodeid for unit in units.values() for nodeid, done in unit.items() if not done]
+        for nodeid in left[1:]:
+            self.workqueue.setdefault(self._split_scope(nodeid), {})[nodeid] = False
+        for other in self.nodes:
+            self._reschedule(other)
+        return left[0] if left else None
+
+    def schedule(self) -> None:
+        super().schedule()
+        for node in self.nodes:  # those that came for dead ones have one test now
+            self._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

@@ -90,6 +90,31 @@ def test_a_failure_is_printed_with_the_command_that_repeats_it(folder: Path) -> 
     assert "1 failed, 71 passed" in end.stdout
 
 
+_HANGS = """
+import signal, threading
+import gate
+
+gate.grace_s = 1
+
+def test_hangs():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    threading.Event().wait()
+
+def test_next():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_cannot_be_interrupted_is_named_and_the_next_ones_run(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(_HANGS)
+    end = ran(tmp_path, 7, "-n", "1", "--dist", "loadgroup", "--timeout", "2")
+    assert end.returncode == 1
+    assert "crashed while running 'test_some.py::test_hangs'" in end.stdout
+    assert "1 failed, 1 passed" in end.stdout
+    assert "in test_hangs" in end.stderr
+
+
 def test_the_seed_follows_from_what_is_tested(tmp_path: Path) -> None:
     (tmp_path / "bml").mkdir()
     (tmp_path / "bml" / "a.py").write_text("a = 1\n")
