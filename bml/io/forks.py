@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 from weakref import WeakSet
 
@@ -67,12 +67,13 @@ def close_whole(end: Closes) -> None:
 
 
 def _forked() -> None:
-    for thing in list(_others):
-        thing.forked()
-    for sock in list(_sockets):
-        sock.close()
-    _others.clear()
-    _sockets.clear()
+    with ExitStack() as releases:  # each is tried, whatever another one raises
+        releases.callback(_others.clear)
+        releases.callback(_sockets.clear)
+        for sock in list(_sockets):
+            releases.callback(sock.close)
+        for thing in list(_others):
+            releases.callback(thing.forked)
 
 
 os.register_at_fork(

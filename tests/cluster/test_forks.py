@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
+import forking_beside_starts
 import jobs
 import numpy as np
 import pytest
 
 import bml
-from bml.cluster.fleets.fork_server import ForkServer
-from bml.cluster.formation.spare import SpareProcess
-from bml.cluster.torchrun.processes import start_subreaper
 from bml.errors import UsageError
+from bml.io import forks
 from bml.sharedmem.status_page import PeerStatusPage, StatusPage
 
 pytestmark = [
@@ -226,69 +225,36 @@ def test_a_child_does_not_let_go_of_results_that_its_parent_reads() -> None:
     page.close()
 
 
-def started_spare() -> Callable[[], None]:
-    return SpareProcess().close
-
-
-def started_fork_server() -> Callable[[], None]:
-    return ForkServer(prints=False).close
-
-
-def started_subreaper() -> Callable[[], None]:
-    return start_subreaper(["true"]).hang_up
-
-
-class Children:
-    """Children that another thread forks one after the other, each alive until the end."""
-
-    def __init__(self) -> None:
-        self.descriptors: list[set[str]] = []
-        """What each of them has open."""
-        self._children: list[int] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._fork_on)
-
-    def __enter__(self) -> Children:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        for child in self._children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-    def _fork_on(self) -> None:
-        while not self._over.is_set() and len(self._children) < 500:
-            reading, writing = os.pipe()
-            child = os.fork()
-            if child == 0:
-                os.write(writing, b".")
-                signal.pause()
-            self._children.append(child)
-            os.close(writing)
-            os.read(reading, 1)  # it has closed what is not its own
-            os.close(reading)
-            self.descriptors.append(set(open_in(child)))
-
-
-def open_in(process: int) -> Iterator[str]:
-    for entry in Path(f"/proc/{process}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            yield str(entry.readlink())
-
-
-@pytest.mark.parametrize("started", [started_spare, started_fork_server, started_subreaper])
-def test_a_child_that_is_forked_while_a_process_is_started_holds_nothing_of_it(
-    started: Callable[[], Callable[[], None]],
-) -> None:
+@pytest.mark.parametrize("kind", forking_beside_starts.STARTS)
+def test_a_child_that_is_forked_while_a_process_is_started_holds_nothing_of_it(kind: str) -> None:
     """Or the start would last as long as the child, and no end of ours be noticed while it lives."""
-    before = set(open_in(os.getpid()))
-    with Children() as children:
-        for _ in range(10):
-            started()()
-    of_ours = before | {"anon_inode:[eventfd]"}  # with which a fork server says that a process has ended
-    held = [each - of_ours for each in children.descriptors]
-    assert len(held) > 20
-    assert not [each for each in held if len(each) != 1], "it has its own pipe"
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", forking_beside_starts.__file__, kind]
+    held = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    assert len(held) >= forking_beside_starts.N_CHILDREN
+    assert [each for each in held if len(each) != 1] == [], "it has its own pipe"
+
+
+def test_what_fails_in_a_child_leaves_nothing_else_open() -> None:
+    """One object that cannot be released must not keep the connections of the server."""
+
+    class Fails:
+        def forked(self) -> None:
+            raise ValueError("of a child: nobody need hear of it")
+
+    failing, (ours, theirs) = [Fails(), Fails()], socket.socketpair()
+    forks.close_on_fork(ours)
+    for each in failing:
+        forks.on_fork(each)
+    child = os.fork()
+    if child == 0:
+        theirs.close()
+        time.sleep(CHILD_S)
+        os._exit(0)
+    try:
+        ours.close()
+        theirs.settimeout(CHILD_S)
+        assert theirs.recv(1) == b"", "the child has its other end"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        theirs.close()
