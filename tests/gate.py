@@ -10,6 +10,8 @@
 - **Order.** Tests with the longest time limits begin first, so that no core waits at the end for a late one.
 - **Groups.** pytest-xdist hands out one test at a time (--dist loadgroup), and a file whose tests share a
   fixture of the module as a whole.
+- **Limits.** A time limit finds what hangs, and judges no speed: a machine may be three times as slow as the
+  one on which it was set, so none is shorter than `LEAST_LIMIT_S`.
 - **Hangs.** A test that its time limit cannot interrupt, or whose fixtures hang after it, ends its worker
   with the stacks of all threads; pytest-xdist names it and goes on in another worker.
 """
@@ -63,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 _STARTED = pytest.StashKey[tuple[float, float]]()
 _STDERR = pytest.StashKey[int]()
 
+LEAST_LIMIT_S = 240
 grace_s = 60.0
 """A test that goes on for so long after its time limit cannot be interrupted."""
 
@@ -90,6 +93,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = drawn(items, seed_of(config)) if _SAMPLED else items
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
     items[:] = sorted(chosen, key=lambda item: -_limit_s(item, config))  # stable: files stay together
+    for item in items:
+        if 0 < _limit_s(item, config) < LEAST_LIMIT_S and not config.getoption("timeout", None):
+            item.add_marker(pytest.mark.timeout(LEAST_LIMIT_S), append=False)
 
 
 _SHARE, _LEAST = 4, 4

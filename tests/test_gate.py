@@ -90,6 +90,28 @@ def test_a_failure_is_printed_with_the_command_that_repeats_it(folder: Path) -> 
     assert "1 failed, 71 passed" in end.stdout
 
 
+_LIMITS = """
+import pytest
+
+def limit(request):
+    return request.node.get_closest_marker("timeout").args[0]
+
+@pytest.mark.timeout(3)
+def test_short(request):
+    assert limit(request) == 240
+
+@pytest.mark.timeout(500)
+def test_long(request):
+    assert limit(request) == 500
+"""
+
+
+@pytest.mark.slow
+def test_no_time_limit_is_so_short_that_a_slow_machine_exceeds_it(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(_LIMITS)
+    assert "2 passed" in ran(tmp_path, 7).stdout
+
+
 _HANGS = """
 import signal, threading
 import gate

@@ -21,7 +21,7 @@ def test_a_rank_that_is_started_again_contributes_again() -> None:
         env={**os.environ, "VICTIM": "2", "BML_DETECT_S": "30"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
