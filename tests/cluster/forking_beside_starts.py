@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -48,12 +49,15 @@ class Children:
             os.waitpid(child, 0)
 
     def _fork_on(self) -> None:
+        parent = os.getpid()
         while not self._over.is_set() and len(self._children) < MOST_CHILDREN:
             reading, writing = os.pipe()
             child = os.fork()
             if child == 0:
                 os.write(writing, b".")
-                signal.pause()
+                while os.getppid() == parent:  # nobody is left where this program is killed
+                    time.sleep(2)
+                os._exit(0)
             self._children.append(child)
             os.close(writing)
             os.read(reading, 1)  # it has closed what is not its own
