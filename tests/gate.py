@@ -82,6 +82,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         faulthandler.cancel_dump_traceback_later()
 
 
+def pytest_enter_pdb() -> None:
+    faulthandler.cancel_dump_traceback_later()  # somebody looks at the test
+
+
 def _processor_s() -> float:
     """Seconds that all cores together were busy since the machine started."""
     times = psutil.cpu_times()
@@ -94,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
     items[:] = sorted(chosen, key=lambda item: -_limit_s(item, config))  # stable: files stay together
     for item in items:
-        if 0 < _limit_s(item, config) < LEAST_LIMIT_S and not config.getoption("timeout", None):
+        if item.get_closest_marker("timeout") and 0 < _limit_s(item, config) < LEAST_LIMIT_S:
             item.add_marker(pytest.mark.timeout(LEAST_LIMIT_S), append=False)
 
 
@@ -160,8 +164,9 @@ class Groups(LoadScopeScheduling):
 
     def schedule(self) -> None:
         super().schedule()
-        for node in self.nodes:  # those that came for dead ones have one test now
-            self._reschedule(node)
+        for node in self.nodes:
+            if self._pending_of(self.assigned_work[node]) == 1:  # it came for a dead one
+                self._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
