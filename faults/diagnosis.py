@@ -17,7 +17,7 @@ server and the server (the server is blamed); a switch with one live port is nev
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -36,8 +36,11 @@ from bml.topology import (
 Pair: TypeAlias = tuple[int, int, int]
 """(level, lower server, higher server): two neighbours of which one at least does not hear the other."""
 
+Places: TypeAlias = tuple[int, ...]
+"""A set of failures, each by its place in their order, ascending once it is complete."""
+
 SEARCH_NODES = 20_000
-"""Bound of the exact search, about 0.1 s; ten failures at once on 64 servers stay below it."""
+"""Bound of the exact search, about 0.3 s; ten failures at once on 64 servers stay below it."""
 
 COMPARED_SETS = 64
 """Only of so few equally good sets it is asked how many servers each would cut off: a millisecond each."""
@@ -186,71 +189,77 @@ class _Cover:
         self._alive = self._alive_of({one.observer for one in seen})
         self._accused = Counter((one.peer, one.level) for one in seen if one.kind != "stall")
         self._losing = Counter((one.losing, one.level) for one in seen)
-        self._explains: dict[Failure, int] = {}
-        self._options: list[list[Failure]] = []
-        for bit, pair in enumerate(self._pairs):
-            options = self._options_of(pair)
-            self._options.append(options)
-            for failure in options:
-                self._explains[failure] = self._explains.get(failure, 0) | 1 << bit
+        options = [self._options_of(pair) for pair in self._pairs]
+        self._failures = sorted({failure for each in options for failure in each})
+        place = {failure: at for at, failure in enumerate(self._failures)}
+        self._options = [[place[failure] for failure in each] for each in options]
+        self._explains = [0] * len(self._failures)
+        for bit, each in enumerate(self._options):
+            for at in each:
+                self._explains[at] |= 1 << bit
+        self._kills = [frozenset(self._nics(failure)) for failure in self._failures]
         self._nodes = 0
 
     def smallest(self) -> tuple[Failure, ...]:
         """The best set of the smallest size; greedy when the exact search takes more than SEARCH_NODES."""
         everything = (1 << len(self._pairs)) - 1
         for size in range(len(self._pairs) + 1):
-            covers: set[tuple[Failure, ...]] = set()
+            covers: set[Places] = set()
             self._search(everything, size, (), covers)
             if covers:
-                return self._best(covers)
+                return self._named(self._best(covers))
             if self._nodes > SEARCH_NODES:
                 break
-        return self._greedy(everything)
+        return self._named(self._greedy(everything))
 
-    def _search(
-        self, open_pairs: int, size: int, chosen: tuple[Failure, ...], covers: set[tuple[Failure, ...]]
-    ) -> None:
+    def _named(self, places: Places) -> tuple[Failure, ...]:
+        return tuple(self._failures[at] for at in places)
+
+    def _search(self, open_pairs: int, size: int, chosen: Places, covers: set[Places]) -> None:
         """Collect all sets of `size` more failures that explain the open pairs; branch on the first pair."""
         if not open_pairs:
             covers.add(tuple(sorted(chosen)))
             return
         self._nodes += 1
-        widest = max((mask & open_pairs).bit_count() for mask in self._explains.values())
+        widest = max((mask & open_pairs).bit_count() for mask in self._explains)
         if self._nodes > SEARCH_NODES or size * widest < open_pairs.bit_count():
             return
         first = (open_pairs & -open_pairs).bit_length() - 1
-        for failure in self._options[first]:
-            self._search(open_pairs & ~self._explains[failure], size - 1, (*chosen, failure), covers)
+        for at in self._options[first]:
+            self._search(open_pairs & ~self._explains[at], size - 1, (*chosen, at), covers)
 
-    def _greedy(self, open_pairs: int) -> tuple[Failure, ...]:
-        chosen: list[Failure] = []
+    def _greedy(self, open_pairs: int) -> Places:
+        chosen: list[int] = []
         while open_pairs:
-            best = min(sorted(self._explains), key=partial(self._greed, open_pairs))
+            best = min(range(len(self._failures)), key=partial(self._greed, open_pairs))
             chosen.append(best)
             open_pairs &= ~self._explains[best]
         return tuple(sorted(chosen))
 
-    def _greed(self, open_pairs: int, failure: Failure) -> tuple[int, int]:
-        return -(self._explains[failure] & open_pairs).bit_count(), len(self._nics(failure))
+    def _greed(self, open_pairs: int, at: int) -> tuple[int, int]:
+        return -(self._explains[at] & open_pairs).bit_count(), len(self._kills[at])
 
-    def _best(self, covers: set[tuple[Failure, ...]]) -> tuple[Failure, ...]:
+    def _best(self, covers: set[Places]) -> Places:
         """The best of these sets of one size: see the module's text."""
-        least = min(map(self._cost, covers))
-        equal = sorted(cover for cover in covers if self._cost(cover) == least)
-        return min(equal, key=self._servers_cut_off_and_losses) if len(equal) <= COMPARED_SETS else equal[0]
+        equal = _least(_least(covers, self._damage), self._unaccused)
+        if len(equal) > COMPARED_SETS:
+            return min(equal)
+        return min(sorted(equal), key=self._servers_cut_off_and_losses)
 
-    def _cost(self, failures: tuple[Failure, ...]) -> tuple[int, int]:
-        """Damage, and accusations: the more the better."""
-        nics = self._nics_of(failures)
-        return len(nics), -sum(self._accused[nic] for nic in nics)
+    def _damage(self, places: Places) -> int:
+        return len(self._nics_of(places))
 
-    def _servers_cut_off_and_losses(self, failures: tuple[Failure, ...]) -> tuple[int, int]:
+    def _unaccused(self, places: Places) -> int:
+        """The more accusations, the less."""
+        return -sum(self._accused[nic] for nic in self._nics_of(places))
+
+    def _servers_cut_off_and_losses(self, places: Places) -> tuple[int, int]:
         """Servers that are cut off, and observers that know of losses at these NICs: the more the better."""
-        losses = sum(self._losing[nic] for nic in self._nics_of(failures))
-        return self._servers_cut_off(failures), -losses
+        losses = sum(self._losing[nic] for nic in self._nics_of(places))
+        return self._servers_cut_off(self._named(places)), -losses
 
-    def _nics_of(self, failures: tuple[Failure, ...]) -> set[tuple[int, int]]:
-        return {nic for failure in failures for nic in self._nics(failure)}
+    def _nics_of(self, places: Places) -> frozenset[tuple[int, int]]:
+        return frozenset().union(*(self._kills[at] for at in places))
 
     def _servers_cut_off(self, failures: tuple[Failure, ...]) -> int:
         parts = self._left.without(*failures).components()
@@ -306,6 +315,12 @@ class _Cover:
     def _pairs_of(self, server: int, level: int) -> Iterable[Pair]:
         others = self._left.neighbours(server, level)
         return ((level, min(server, other), max(server, other)) for other in others)
+
+
+def _least(covers: Collection[Places], weight: Callable[[Places], int]) -> list[Places]:
+    weights = {cover: weight(cover) for cover in covers}
+    least = min(weights.values())
+    return [cover for cover, its_weight in weights.items() if its_weight == least]
 
 
 def _pair(one: Suspicion) -> Pair:

@@ -19,7 +19,9 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import hashlib
+import logging
 import os
 import random
 import re
@@ -95,11 +97,22 @@ def _processor_s() -> float:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = drawn(items, seed_of(config)) if _SAMPLED else items
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    left_out = set(items) - set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = sorted(chosen, key=lambda item: -_limit_s(item, config))  # stable: files stay together
     for item in items:
         if item.get_closest_marker("timeout") and 0 < _limit_s(item, config) < LEAST_LIMIT_S:
             item.add_marker(pytest.mark.timeout(LEAST_LIMIT_S), append=False)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded now stays: no garbage collection looks at it again, and its loggers need no handlers."""
+    gc.collect()
+    gc.freeze()
+    for name, logger in logging.root.manager.loggerDict.items():
+        # pytest gives those that do not propagate its own handlers, six times a test: PyTorch has forty.
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 _SHARE, _LEAST = 4, 4

@@ -5,14 +5,21 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 _READ = ("monotonic", "perf_counter", "process_time", "thread_time", "time")
 CLOCKS = {*_READ, *(f"{name}_ns" for name in _READ)}
+_MAY_JUDGE = re.compile(rf"\b({'|'.join(CLOCKS)})\b|mark\.(real|ray|matrix)")
 #: A longer bound is one on a hang: nothing takes that long because other tests run beside it.
 HANGS_S = 30.0
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Compared = tuple[ast.expr, ast.expr]  # the lesser one, and the greater
+
+
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
 
 
 class Held(NamedTuple):
@@ -29,18 +36,21 @@ def judged(source: str) -> list[int]:
     the file's functions that returns one. In a real test it is also what is called `..._s` or a gap. An
     assert in a `while` loop is the deadline of a wait.
     """
+    if not _MAY_JUDGE.search(source):
+        return []
+    nodes.cache_clear()  # those of the file before
     tree = ast.parse(source)
     if any(isinstance(node, ast.Assign) and _names_mark(node) for node in tree.body):
         return []
-    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    functions = [node for node in nodes(tree) if isinstance(node, Function)]
     timing: set[str] = set()
     while new := {each.name for each in functions if each.name not in timing and _returns_one(each, timing)}:
         timing |= new
     constants = _constants(tree)
     module_is_real = re.search(r"pytestmark = .*mark\.(real|ray|matrix)", source) is not None
-    alone = {id(each) for node in ast.walk(tree) if _is_serial(node) for each in ast.walk(node)}
+    alone = {id(each) for node in nodes(tree) if _is_serial(node) for each in nodes(node)}
     waits = {
-        each.lineno for node in ast.walk(tree) if isinstance(node, ast.While) for each in _asserts_in(node)
+        each.lineno for node in nodes(tree) if isinstance(node, ast.While) for each in _asserts_in(node)
     }
     found: set[int] = set()
     for function in functions:
@@ -63,7 +73,7 @@ def _is_serial(node: ast.AST) -> bool:
 
 
 def _asserts_in(node: ast.AST) -> Iterator[ast.Assert]:
-    return (each for each in ast.walk(node) if isinstance(each, ast.Assert))
+    return (each for each in nodes(node) if isinstance(each, ast.Assert))
 
 
 def _constants(tree: ast.Module) -> dict[str, float]:
@@ -81,7 +91,7 @@ def _names_mark(node: ast.Assign) -> bool:
 def _returns_one(function: Function, timing: set[str]) -> bool:
     held = _held(function, timing)
     returned = [
-        node.value for node in ast.walk(function) if isinstance(node, ast.Return | ast.Yield) and node.value
+        node.value for node in nodes(function) if isinstance(node, ast.Return | ast.Yield) and node.value
     ]
     return any(_is_duration(value, held, timing) for value in returned)
 
@@ -98,7 +108,7 @@ def _asserts(
 
 
 def _compared(test: ast.expr) -> Iterator[Compared]:
-    for node in ast.walk(test):
+    for node in nodes(test):
         if isinstance(node, ast.Compare):
             for left, operator, right in zip(
                 [node.left, *node.comparators], node.ops, node.comparators, strict=False
@@ -129,20 +139,20 @@ def _is_called_one(node: ast.expr) -> bool:
         return False
     words = [
         each.value
-        for each in ast.walk(node)
+        for each in nodes(node)
         if isinstance(each, ast.Constant) and isinstance(each.value, str)
     ]
-    words += [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not each.id.isupper()]
-    words += [each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+    words += [each.id for each in nodes(node) if isinstance(each, ast.Name) and not each.id.isupper()]
+    words += [each.attr for each in nodes(node) if isinstance(each, ast.Attribute)]
     return any(re.fullmatch(r"\w+(?<!_per)_s|(\w+_)?gaps?", word) for word in words)
 
 
 def _held(function: Function, timing: set[str]) -> Held:
     """What the names of a function hold, however late they are assigned."""
-    held = Held(set(), set())
+    held, assigned = Held(set(), set()), list(_assigned(function))
     while True:
         before = len(held.readings) + len(held.durations)
-        for target, value in _assigned(function):
+        for target, value in assigned:
             if _is_duration(value, held, timing):
                 held.durations.update(each.id for each in _elements(target))
             elif _reads_clock(value):
@@ -153,7 +163,7 @@ def _held(function: Function, timing: set[str]) -> Held:
 
 def _assigned(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Each name with what is assigned or appended to it."""
-    for node in ast.walk(function):
+    for node in nodes(function):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.NamedExpr | ast.AnnAssign) and node.value:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 yield from _pairs(target, node.value)
@@ -177,7 +187,7 @@ def _elements(target: ast.expr) -> list[ast.Name]:
 
 def _is_duration(node: ast.AST, held: Held, timing: set[str]) -> bool:
     """Whether something in it is a difference that a clock's reading is part of, or holds one already."""
-    for each in ast.walk(node):
+    for each in nodes(node):
         if isinstance(each, ast.Name) and each.id in held.durations:
             return True
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in timing:
@@ -204,5 +214,5 @@ def _reads_clock(node: ast.AST) -> bool:
             )
             or (isinstance(each.func, ast.Name) and each.func.id in CLOCKS - {"time"})
         )
-        for each in ast.walk(node)
+        for each in nodes(node)
     )

@@ -180,6 +180,12 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(SOURCES[module].read_text())
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Itself and all below it: a dozen tests look at each tree."""
+    return tuple(ast.walk(tree))
+
+
 def trees() -> Iterator[tuple[str, ast.Module]]:
     return ((module, tree_of(module)) for module in SOURCES)
 
@@ -191,7 +197,7 @@ def within(module: str, packages: tuple[str, ...]) -> bool:
 def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, module) of everything that is imported, by its most exact name."""
     package = module if SOURCES.get(module, Path()).name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -214,7 +220,7 @@ def dotted(node: ast.expr) -> str:
 def unseeded(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, call) of every use of chance that no seed decides."""
     aliases: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.asname or alias.name.partition(".")[0]
@@ -222,7 +228,7 @@ def unseeded(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call):
             head, dot, rest = dotted(node.func).partition(".")
             full = aliases.get(head, head) + dot + rest
@@ -244,6 +250,7 @@ def import_faults(module: str, tree: ast.AST) -> list[str]:
     return found
 
 
+@cache
 def room_of(module: str) -> tuple[str, int]:
     """The room of a module and the line of ROOMS that has it; ("", -1) for what is not ours."""
     held = [(room, at) for at, line in enumerate(ROOMS) for room in line if within(module, (room,))]
@@ -275,7 +282,7 @@ def defined(tree: ast.Module) -> set[str]:
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 found |= {alias.asname or alias.name for alias in names}
             case ast.Assign() | ast.AnnAssign():
-                found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                found |= {each.id for each in nodes(node) if isinstance(each, ast.Name)}
     return found
 
 
@@ -292,7 +299,7 @@ def missing_in_text(text: str) -> list[str]:
     except SyntaxError:
         return []
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module and within(node.module, ("bml",)):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -304,7 +311,7 @@ def missing_in_text(text: str) -> list[str]:
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
@@ -429,7 +436,7 @@ def too_large(module: str, text: str) -> list[str]:
     found = []
     if text.count("\n") > MOST_MODULE_LINES:
         found.append(f"{module}: {text.count(chr(10))} lines")
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0].lineno  # options of a command are a table above it, and no part of it
             lines = (node.end_lineno or first) - first + 1
@@ -463,9 +470,9 @@ def described_late(module: str, tree: ast.AST) -> list[str]:
     of a type at the same time ends the process by SIGSEGV (msgspec 0.22).
     """
     found = []
-    for function in ast.walk(tree):
+    for function in nodes(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            for node in ast.walk(function):
+            for node in nodes(function):
                 if isinstance(node, ast.Call):
                     named = {each.arg for each in node.keywords}
                     name = dotted(node.func)
@@ -491,7 +498,7 @@ def left_held(module: str, tree: ast.Module) -> list[str]:
     """Where a lock is made that a KeyboardInterrupt in the main thread may leave held for ever."""
     return [
         f"{module}:{node.lineno} take that of bml.io.interruptible"
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Attribute)
         and dotted(node) in ("threading.Condition", "threading.Event", "threading.Semaphore")
     ]

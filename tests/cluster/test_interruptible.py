@@ -19,7 +19,7 @@ from bml.io.interruptible import Aside, Condition, Event
 
 DEADLINE_S = 30.0
 INTERRUPTS = 1000
-AGAIN_S = 10.0
+AGAIN_S = 1.0
 
 
 @pytest.fixture
