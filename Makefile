@@ -18,8 +18,9 @@ demo-fabric: $(VENV)/.ready
 	$(BIN)/bml run examples/train_digits.py --quiet --fabric bcube:3x2 --fabric-emulated \
 	  --fault cut:2/0@step=15 --fault kill:4@step=30 --fault node:6@step=45 --fault switch:1/1@step=60
 
-# The pure tests, and of the real ones one of each kind: real processes, sockets, namespaces, Ray.
-test: $(VENV)/.ready-dev
+# The pure tests, of those with many long cases a sample (tests/gate.py), and of the real ones one of each kind: real
+# processes, sockets, namespaces, Ray. All of the pure ones with BML_TESTS=all.
+test test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n auto --durations=20 -m "not (real or ray or matrix or slow or serial)"
 	$(BIN)/python -m pytest $$(.ci/workers) -m "smoke and not serial" $$(grep -rl --include='test_*.py' mark.smoke tests | sort)
 

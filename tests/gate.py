@@ -3,10 +3,11 @@
 - **Seed.** It is made from the files of bml and tests, so a run can be repeated from its commit, and what it
   draws changes with what it judges. BML_FAULT_SEED sets another. It is printed at the top and at the bottom,
   with the command that repeats each failure.
-- **Samples.** With BML_TESTS=sample, as `make gate` sets it, the seed draws half of the real tests of each
-  file, and a quarter of the cases of a test, at least four, or n where it is marked `few(n)`. It leaves alone
-  what `make test` runs and what judges time. So each change is tried by tests of every kind, and the next one
-  by others; `make nightly` runs all.
+- **Samples.** With BML_TESTS=sample, as `make test` and `make gate` set it, the seed draws a third of the
+  real tests of each file, half of its slow ones, and a quarter of the cases of such a test, at least four; of
+  any test that is marked `few(n)` it draws n cases. It leaves alone the other tests of `make test`, and what
+  judges time. So each change is tried by tests of every kind, and the next one by others; `make nightly` runs
+  all.
 - **Order.** Tests with the longest time limits begin first, so that no core waits at the end for a late one.
 - **Groups.** pytest-xdist hands out one test at a time (--dist loadgroup), and a file whose tests share a
   fixture of the module as a whole.
@@ -105,10 +106,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(LEAST_LIMIT_S), append=False)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is loaded now stays: no garbage collection looks at it, and its loggers need no handlers."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    """What is loaded now stays: no garbage collection looks at it again, and its loggers need no handlers."""
-    gc.collect()
-    gc.freeze()
     for name, logger in logging.root.manager.loggerDict.items():
         # pytest gives those that do not propagate its own handlers, six times a test: PyTorch has forty.
         if name.startswith("torch") and isinstance(logger, logging.Logger):
@@ -117,25 +126,29 @@ def pytest_collection_finish() -> None:
 
 _SHARE, _LEAST = 4, 4
 """Of the cases of a test one in so many is drawn, and at least so many."""
+_OF_FUNCTIONS = {"slow": 2, "real": 3, "ray": 3}
+"""Of the tests of a file that are marked so, one in so many is drawn."""
 
 
 def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
-    """The items without those tests of the gate, and cases of them, that are not drawn."""
-    files: dict[str, dict[str, list[pytest.Item]]] = {}
+    """The items without those tests, and cases of them, that are not drawn."""
+    files: dict[tuple[str, int], dict[str, list[pytest.Item]]] = {}
     cases: dict[tuple[str, int | None], list[pytest.Item]] = {}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if marks & {"smoke", "serial", "matrix"}:  # the matrix draws its cells itself
             continue
         few = item.get_closest_marker("few")
-        if marks & {"slow", "real", "ray"} or few:
+        of_functions = max((_OF_FUNCTIONS.get(mark, 0) for mark in marks), default=0)
+        if of_functions or few:
             cases.setdefault((_function(item), few.args[0] if few else None), []).append(item)
-        if marks & {"real", "ray"}:
-            files.setdefault(item.path.name, {}).setdefault(_function(item), []).append(item)
+        if of_functions:
+            files.setdefault((item.path.name, of_functions), {}).setdefault(_function(item), []).append(item)
     left_out: set[pytest.Item] = set()
-    for file, functions in files.items():
-        without = random.Random(f"{seed}:{file}").sample(sorted(functions), len(functions) // 2)
-        left_out.update(*(functions[function] for function in without))
+    for (file, of_functions), functions in files.items():
+        n_taken = -(-len(functions) // of_functions)
+        taken = random.Random(f"{seed}:{file}").sample(sorted(functions), n_taken)
+        left_out.update(*(functions[function] for function in {*functions} - {*taken}))
     for (function, few_n), among in cases.items():
         n_taken = max(_LEAST, len(among) // _SHARE) if few_n is None else few_n
         rng = random.Random(f"{seed}:{function}")
@@ -201,7 +214,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def _seed_line(config: pytest.Config) -> str:
-    cases = "samples of what the gate alone runs" if _SAMPLED else "all that was asked for"
+    cases = "samples of long tests" if _SAMPLED else "all that was asked for"
     return f"seed of all that is drawn: {seed_of(config)} ({_SEED}), {cases}"
 
 

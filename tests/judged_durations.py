@@ -49,9 +49,7 @@ def judged(source: str) -> list[int]:
     constants = _constants(tree)
     module_is_real = re.search(r"pytestmark = .*mark\.(real|ray|matrix)", source) is not None
     alone = {id(each) for node in nodes(tree) if _is_serial(node) for each in nodes(node)}
-    waits = {
-        each.lineno for node in nodes(tree) if isinstance(node, ast.While) for each in _asserts_in(node)
-    }
+    waits = {each.lineno for node in nodes(tree) if isinstance(node, ast.While) for each in _asserts_in(node)}
     found: set[int] = set()
     for function in functions:
         if id(function) not in alone:
@@ -138,9 +136,7 @@ def _is_called_one(node: ast.expr) -> bool:
     if isinstance(node, ast.Set):  # of names
         return False
     words = [
-        each.value
-        for each in nodes(node)
-        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        each.value for each in nodes(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)
     ]
     words += [each.id for each in nodes(node) if isinstance(each, ast.Name) and not each.id.isupper()]
     words += [each.attr for each in nodes(node) if isinstance(each, ast.Attribute)]

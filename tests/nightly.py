@@ -22,7 +22,7 @@ CANNOT = 77  #: exit status of a part that this machine cannot run
 PARTS = {
     "check": "{bin}/bml check --seeds {seed}:{end}",
     "programs": "{bin}/bml check --programs --seeds {seed}:{end}",
-    "all": "make gate",
+    "all": "make test gate",
     "matrix": "make test-matrix",
     "soak": "make soak SECONDS=600 SEED={seed}",
     "rdma": "tests/rdma/run.sh",

@@ -1,4 +1,7 @@
-"""What `make test` takes of a long list of cases. The others are marked slow, for `make gate`."""
+"""What `make test` takes of a long list of cases. The others are marked slow, for `make gate`.
+
+Where any case will do, the mark `few(n)` has n of them drawn (tests/gate.py).
+"""
 
 from __future__ import annotations
 

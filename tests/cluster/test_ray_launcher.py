@@ -42,20 +42,27 @@ def ray_leftovers() -> set[str]:
     return folders | set(os.listdir("/dev/shm"))
 
 
-@pytest.mark.smoke
-def test_digits_with_faults_on_a_local_ray() -> None:
+@pytest.mark.parametrize(
+    ("fabric", "victim", "faults", "n_members"),
+    [
+        ("bcube:3x2", 4, ["coordinator@step=25", "blackhole:2/0@step=35"], [9, 8, 8]),
+        pytest.param("bcube:2x2", 3, ["coordinator@step=25"], [4, 3], marks=pytest.mark.smoke),
+    ],
+)
+def test_digits_with_faults_on_a_local_ray(
+    fabric: str, victim: int, faults: list[str], n_members: list[int]
+) -> None:
     before = ray_leftovers()
-    faults = ["kill:4@step=20", "coordinator@step=25", "blackhole:2/0@step=35"]
-    options = [word for fault in faults for word in ("--fault", fault)]
-    done = run(str(BIN / "bml"), "run", "examples/train_digits.py", *options, "--json")
+    options = [word for fault in [f"kill:{victim}@step=20", *faults] for word in ("--fault", fault)]
+    done = run(str(BIN / "bml"), "run", "examples/train_digits.py", "--fabric", fabric, *options, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["steps"] == 70
-    assert [len(view["members"]) for view in report["views"]] == [9, 8, 8]
+    assert [len(view["members"]) for view in report["views"]] == n_members
     assert len(set(report["digests"].values())) == 1
-    assert len(report["digests"]) == 8
+    assert len(report["digests"]) == n_members[-1]
     assert report["samples"]["complete"]
-    assert "The actor died" in report["dead"]["4"]
+    assert "The actor died" in report["dead"][str(victim)]
     assert report["values"]["0"]["accuracy"] >= 0.95
     # The NIC falls silent while a new coordinator starts, which takes a second or two on a busy machine.
     assert max(metrics["step_max_s"] for metrics in report["metrics"].values()) < 30.0

@@ -99,7 +99,6 @@ def referenced(result: bml.Result) -> dict[tuple[int, int], int]:
     return found
 
 
-@pytest.mark.smoke
 def test_sums_have_the_bits_of_tcp_referenced_sent_and_mixed(tmp_path: Path) -> None:
     def run(train: Any, transport: str) -> bml.Result:
         return jobs.launch(train, "bcube:2x2", transport=transport, algorithm="bml")

@@ -28,8 +28,8 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "uplink-flows": partial(fat_tree.uplink_flows, ("HiPS",)),
     "job-completion": partial(trainings.job_completion, ("resnet50",), (10, 40)),
 }
-#: Figures of long simulations that cannot be sampled: for the nightly run.
-SLOW = {"fat-tree-bcube"}
+#: Figures of long simulations: for the gate, and what cannot be sampled for the nightly run.
+SLOW = {"packet-times": 3, "uplink-flows": 3, "job-completion": 3, "fat-tree-bcube": 0}
 NUMBERS = ("published", "ours", "ratio")
 ENDS = ("least", "most")
 
@@ -58,7 +58,7 @@ def same(point: dict[str, Any], other: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.few(0)] if name in SLOW else [])
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.few(SLOW[name])] if name in SLOW else [])
         for name in registered()
     ],
 )

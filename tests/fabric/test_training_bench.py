@@ -52,7 +52,6 @@ def our_namespaces(pid: int) -> list[str]:
     return [name for name in namespace.names() if name.startswith(f"train{pid}")]
 
 
-@pytest.mark.smoke
 def test_rows_of_real_trainings_and_a_kill(model: str) -> None:
     jobsocket.folder()  # of this user: it stays
     before = set(Path(tempfile.gettempdir()).iterdir()), psutil.Process().children(recursive=True)

@@ -71,7 +71,6 @@ def adding(begun: Path, stop: Path, after: int) -> Any:
     return train
 
 
-@pytest.mark.smoke
 def test_an_urgent_and_a_bulk_job_at_once_add_rightly(emulated_fabric: BringUp) -> None:
     """The jobs of the benchmark, which checks every sum: both go on while the other does."""
     network = emulated_fabric("bcube:2x2", "100mbit")

@@ -143,6 +143,7 @@ def test_states_that_never_come_again_end_too(monkeypatch):
     assert found.seconds == pytest.approx(exact.seconds, rel=1e-3)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_more_trouble_takes_longer(seed):
     """Without forward overlap: slower NICs, a straggler, an earlier failure, longer view changes."""

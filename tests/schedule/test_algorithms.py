@@ -18,6 +18,7 @@ FABRICS = ["bcube:3x2", "bcube:4x2", "bcube:2x3", "torus:2x2", "torus:3x2", "tor
 FABRICS += ["switch:5", "fattree:4", "fattree:4/6"]
 
 
+@pytest.mark.few(60)
 @pytest.mark.parametrize("name", FABRICS)
 @pytest.mark.parametrize("algorithm", FORESTS)
 def test_healthy_forests_are_sound_and_sum(name, algorithm):
@@ -240,6 +241,7 @@ def test_inner_links_of_a_fat_tree_are_counted():
     assert load(plan(parse("bcube:3x2"), "mesh").forest, parse("bcube:3x2")).hottest_inner == 0
 
 
+@pytest.mark.few(90)
 @pytest.mark.parametrize("algorithm", FORESTS)
 @pytest.mark.parametrize(
     "failures",

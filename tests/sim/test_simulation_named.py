@@ -104,6 +104,7 @@ def _longest_step_s(simulation: Simulation) -> float:
     return max(after - before for before, after in pairwise(firsts))
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("server", range(4))
 @pytest.mark.parametrize(
     "when",
@@ -138,6 +139,7 @@ RECOVERY = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("point", "nth"), RECOVERY)
 @pytest.mark.parametrize("kind", ["coordinator-crash", "coordinator-freeze"])
 def test_the_coordinator_may_fail_at_any_point_of_a_recovery(point: str, nth: int, kind: str) -> None:
@@ -147,6 +149,7 @@ def test_the_coordinator_may_fail_at_any_point_of_a_recovery(point: str, nth: in
     assert done(simulation) == [0, 1, 2]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("point", "nth"), [(point, nth + 5 if point != "Status" else nth + 9) for point, nth in RECOVERY]
 )
@@ -306,6 +309,7 @@ def test_the_last_end_may_get_lost_with_its_connection(steps: int) -> None:
 # --- seeds that once broke a promise -----------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("fabric", "mishaps"),
     [
@@ -394,6 +398,7 @@ def test_members_that_missed_an_install_are_reminded_however_many_reconnect() ->
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("server", range(4))
 @pytest.mark.parametrize("when", [at("installed"), at("installed", 2, 0.001), at("submit")], ids=str)
 def test_a_server_that_falls_silent_while_connections_are_made_is_blamed(server: int, when: When) -> None:

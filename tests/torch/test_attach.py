@@ -39,6 +39,7 @@ from bml.torch.attached.layout import NO_SAMPLES, seed_of  # noqa: E402
 from bml.train.batches import BatchPlan  # noqa: E402
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_server_has_the_bits_of_plain_torch(name: str) -> None:
     # Gradients of one server are summed nowhere; what differs is what was made before the first step.
@@ -93,6 +94,7 @@ def test_fused_optimizers_get_gradients_that_lie_as_their_parameters(overlaps: b
     assert_close(found.value, expected(make, make_model=odd))
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("call", range(1, 22))
 def test_a_death_at_any_call_changes_no_number(call: int) -> None:
     # The first call makes the state equal; three buckets a batch.

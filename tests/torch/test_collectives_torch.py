@@ -58,6 +58,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(22)
 @pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_all_reduce(op: str, dtype: Any) -> None:
     def rank(group: ProcessGroup) -> Any:

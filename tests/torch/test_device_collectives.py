@@ -68,6 +68,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)  # NaN is not equal to itself
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_programs_give_the_bits_of_host_memory(seed: int) -> None:
     awaited = in_host_memory(seed)
@@ -75,6 +76,7 @@ def test_programs_give_the_bits_of_host_memory(seed: int) -> None:
     assert same(on_devices(seed), awaited)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("when", ["before", "brought", "committed"])
 @pytest.mark.parametrize("seed", range(20, 24))
 def test_programs_give_them_when_a_rank_is_lost(seed: int, when: str) -> None:

@@ -163,6 +163,7 @@ def test_without_faults_it_is_the_mean_over_the_ranks() -> None:
     assert check(run_ranks(N_RANKS, program), oracle()) == N_RANKS
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("when", WHENS)
 @pytest.mark.parametrize("step", chosen(lambda step: step in (1, 5, 30), [1, 2, 3, 5, 12, 30]))
 def test_the_samples_of_lost_ranks_are_in_every_sum(step: int, when: str) -> None:
@@ -171,6 +172,7 @@ def test_the_samples_of_lost_ranks_are_in_every_sum(step: int, when: str) -> Non
     assert check(ends, oracle()) == N_RANKS - 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_several_ranks_are_lost_at_any_time(seed: int) -> None:
     rng = random.Random(seed)
@@ -182,6 +184,7 @@ def test_several_ranks_are_lost_at_any_time(seed: int) -> None:
     assert check(ends, oracle()) == N_RANKS - n_dead
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("accumulates", "seed"),
     chosen(lambda _, seed: seed < 4, [*((1, seed) for seed in range(14)), *((2, seed) for seed in range(8))]),

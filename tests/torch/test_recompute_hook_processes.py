@@ -37,7 +37,6 @@ def check(found: list[Any], n_ranks: int = 4, n_epochs: int = N_EPOCHS, **model_
     assert ledger["steps"] == n_epochs * -(-n_each // BATCH_SIZE)
 
 
-@pytest.mark.smoke
 def test_a_rank_is_killed_in_backward() -> None:
     found = run_group(4, f"{PROGRAM}.train", kills={"2": 5}, n_epochs=N_EPOCHS)
     assert found.pop(2) == -9

@@ -53,6 +53,7 @@ def fault_free() -> Any:
     return ends[0]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("seed", range(40))
 def test_a_rank_that_comes_again_ends_as_the_others(seed: int, fault_free: Any) -> None:
     rng = random.Random(seed)

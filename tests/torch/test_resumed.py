@@ -26,6 +26,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "overlaps", "step"),
     chosen(lambda name, overlaps, step: (name, step) in {("AdamW", 12), ("SGD", 23)}, CASES),

@@ -78,6 +78,7 @@ def value(indices: Any) -> Any:
     return np.array([indices.sum(), len(indices)], np.float64)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("call", range(1, 10))
 @pytest.mark.parametrize("moment", ["before", "brought", "committed"])
 def test_a_death_at_any_call_changes_no_mean(call: int, moment: str) -> None:

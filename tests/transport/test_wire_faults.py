@@ -320,6 +320,7 @@ class Dribble:
         return nbytes
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("seed", range(50))
 def test_send_queue_against_a_model(seed: int) -> None:
     """Whatever the kernel takes, frames come out whole, by priority, and counted."""

@@ -199,6 +199,7 @@ class Group:
             self.ranks[rank].lost_process(now)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("seed", first(20, range(60)))
 def test_a_group_always_gets_another_coordinator(seed: int) -> None:
     rng = random.Random(seed)
