@@ -9,6 +9,7 @@ for ever, and a thread that ends a job would wait for it as long.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from bml.io.signals import signals_put_off
+from bml.topology.errors import UsageError
 
 #: The longest single wait, in seconds: a signal just before a wait does not end it, and is handled after it.
 #: It does end a join, which then takes the thread for ended (CPython 3.11), so events are waited for.
@@ -141,3 +143,20 @@ class Aside(Generic[_T]):
             self._error = error
         finally:
             self._over.set()
+
+
+def refuse_green_threads() -> None:
+    """Raise UsageError if gevent or eventlet has replaced what Python has for threads, sockets or processes.
+
+    Theirs run one at a time, and only where one of them waits: a server must be heard while its training
+    function computes.
+    """
+    for library, module, replaced in (
+        ("gevent", "gevent.monkey", "saved"),
+        ("eventlet", "eventlet.patcher", "already_patched"),
+    ):
+        if getattr(sys.modules.get(module), replaced, None):
+            raise UsageError(
+                f"{library} has replaced Python's own threads, sockets or processes in this process, and bml "
+                f"needs them: start the job from a program that lets {library} replace nothing"
+            )

@@ -24,6 +24,7 @@ from bml.cluster.formation.standby import Standby
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, JobSpec
 from bml.errors import StartError, UsageError
+from bml.io.interruptible import refuse_green_threads
 from bml.protocol.step.workspace import Array
 
 Outcome = Literal["done", "crashed"]
@@ -167,6 +168,7 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     no rank in again. Raises UsageError for a rank, size or settings that cannot be, FabricError if this
     machine cannot open what the group needs.
     """
+    refuse_green_threads()
     settings = settings or Settings()
     if not 0 <= rank < size:
         raise UsageError(f"rank is {rank}: give 0 to {size - 1}, as there are {size} ranks")

@@ -27,6 +27,7 @@ from bml.cluster.spec.job import JobSpec
 from bml.errors import UsageError
 from bml.fabric import DEFAULT_NAME
 from bml.faults import Fault
+from bml.io.interruptible import refuse_green_threads
 from bml.protocol.server.learner import KEPT_NBYTES
 from bml.protocol.timeouts import detect_s_from
 from bml.topology import parse
@@ -88,6 +89,7 @@ def start(
     """
     if not callable(train):
         raise UsageError(f"{train!r:.80} cannot be called: give the training function, train(session)")
+    refuse_green_threads()
     refuse_bodies(train)
     file = None if record is None else file_to_write(record)
     constants, constants_from = load_constants()

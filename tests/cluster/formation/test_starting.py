@@ -5,10 +5,12 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from file_store import FileStore
 
+import bml
 from bml.cluster.formation import program_end
 from bml.cluster.formation.entries import Entries
 from bml.cluster.formation.group import form
@@ -16,7 +18,8 @@ from bml.cluster.formation.host import this_host
 from bml.cluster.formation.secret import SECRET, Secret
 from bml.cluster.formation.settings import Settings, job_of
 from bml.cluster.spec.job import Contact
-from bml.errors import FabricError, StartError
+from bml.errors import FabricError, StartError, UsageError
+from bml.io.interruptible import refuse_green_threads
 
 SIZE, RANK = 3, 2
 HERE = this_host(None)
@@ -105,3 +108,20 @@ def test_how_a_program_ends_is_known_at_the_end_of_its_process(
     assert program_end.is_failure(raised.value) == program_end.has_failed() == failed
     assert program_end.is_failure(KeyboardInterrupt())
     assert not program_end.is_failure(None)
+
+
+@pytest.mark.parametrize(
+    ("library", "module", "replaced"),
+    [("gevent", "gevent.monkey", "saved"), ("eventlet", "eventlet.patcher", "already_patched")],
+)
+def test_nothing_begins_where_threads_are_not_those_of_python(
+    library: str, module: str, replaced: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job ended with an AttributeError, or waited for ever for a thread."""
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{replaced: {}}))
+    refuse_green_threads()  # it is imported, and has replaced nothing
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{replaced: {"threading": {}}}))
+    with pytest.raises(UsageError, match=f"{library} has replaced Python's own threads"):
+        bml.start(print, "bcube:2x2", launcher="processes")
+    with pytest.raises(UsageError, match="start the job from a program that lets"):
+        form(FileStore(tmp_path), 0, 1)
