@@ -190,7 +190,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "gil:4@step=9,for=2s",
             "a call of C holds the interpreter's lock: no thread of Python runs",
             on=("server",),
-            simulated="freeze",
+            simulated="gil",
             takes=_LASTING,
             needs=_LASTING,
         ),

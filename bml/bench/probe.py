@@ -110,6 +110,9 @@ class Probe:
     def heard(self, peer: int, level: int) -> None:
         """See bml.transport.interface.Handler."""
 
+    def stood_in(self, peer: int, level: int) -> None:
+        """See bml.transport.interface.Handler."""
+
     def proved(self, peer: int, level: int) -> None:
         """See bml.transport.interface.Handler."""
 

@@ -18,6 +18,10 @@ _WARM_UP_STEPS = 2
 devices, compile. That may hold Python's interpreter lock for seconds, and nothing is sent without it."""
 
 
+_HOLDS = 60.0
+"""The training function may hold the interpreter's lock for so many detect_s."""
+
+
 def detect_s_from(environ: Mapping[str, str]) -> float:
     """The `detect_s` of a job that names none: that of BML_DETECT_S, else the default.
 
@@ -56,6 +60,8 @@ class Timeouts:
     start_s: float
     #: A server that needs a view from a coordinator gives up after this.
     orphan_s: float
+    #: So long the stand-in of a server speaks while its loop does not turn, and it is awaited.
+    hold_s: float = _HOLDS * DEFAULT_DETECT_S
 
     @classmethod
     def of(cls, detect_s: float = DEFAULT_DETECT_S, start_s: float = 60.0) -> Timeouts:
@@ -75,6 +81,7 @@ class Timeouts:
             warm_up_s=max(_WARM_UP_S, 5 * detect_s),
             start_s=max(start_s, 8 * detect_s),
             orphan_s=2 * max(start_s, 8 * detect_s),
+            hold_s=_HOLDS * detect_s,
         )
         made.check()
         return made

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from bml.protocol.server.learner import KEPT_NBYTES
+from bml.protocol.timeouts import Timeouts
 from bml.schedule.select.model import DEFAULTS
 from bml.sim.judge.history import History
 from bml.sim.judge.promises import PromiseBroken
@@ -23,6 +24,7 @@ from bml.sim.mishaps.chaos import (
     draw_successions,
 )
 from bml.sim.mishaps.endings import draw_ending
+from bml.sim.mishaps.held import draw_held
 from bml.sim.mishaps.many import draw_many
 from bml.sim.mishaps.slow import draw_slow
 from bml.sim.mishaps.strangers import draw_strangers
@@ -45,6 +47,8 @@ JOINS_EVERY = 4
 SUCCESSIONS_EVERY = 5
 #: Every so many seeds a training function raises, returns early, or computes without end, beside all else.
 ENDINGS_EVERY = 5
+#: Every so many seeds, training functions hold the interpreter's lock, beside all else.
+HELD_EVERY = 6
 #: Every so many seeds, something passes on some path and something else does not.
 PATHS_EVERY = 3
 #: In one of so many of them the host is so busy that all react late.
@@ -97,6 +101,8 @@ class Scenario(Settings):
             return scenario._on_a_busy_host()
         if seed % PATHS_EVERY == 1:
             scenario = scenario._with_paths()
+        if seed % HELD_EVERY == 4:
+            scenario = scenario._with_held_locks()
         return scenario._with_an_ending() if seed % ENDINGS_EVERY == 2 else scenario
 
     @classmethod
@@ -171,6 +177,13 @@ class Scenario(Settings):
         chance = random.Random(f"paths {self.seed}")
         found = draw_paths(chance, parse(self.fabric), DETECT_S, self.mishaps)
         return replace(self, mishaps=found)
+
+    def _with_held_locks(self) -> Scenario:
+        """Training functions hold the lock, now and then beside all else; past the first steps, too."""
+        chance = random.Random(f"held {self.seed}")
+        beside = self.mishaps if chance.random() < 0.3 else ()
+        found = draw_held(chance, parse(self.fabric), Timeouts.of(DETECT_S), beside)
+        return replace(self, steps=max(self.steps, 10), mishaps=(*beside, *found))
 
     def _with_an_ending(self) -> Scenario:
         """The same, and a training function that does not end as it should."""

@@ -88,7 +88,7 @@ class Simulation:
             process=lambda server: self.machines[server].process,
             arrived=lambda to, origin, level: self.machines[to].arrived(origin, level),
             lost=lambda server, peer, level, why: self.machines[server].lost(peer, level, why),
-            heard=lambda to, origin, level: self.machines[to].heard(origin, level),
+            heard=lambda to, *heartbeat: self.machines[to].heard(*heartbeat),
             proved=lambda to, origin, level: self.machines[to].proved(origin, level),
             delays=settings.delays,
         )
@@ -124,8 +124,8 @@ class Simulation:
         match mishap.kind:
             case "crash":
                 self._crash(target[0])
-            case "freeze":
-                self._freeze(target[0], mishap.for_s)
+            case "freeze" | "gil" as kind:
+                self._freeze(target[0], mishap.for_s, kind)
             case "silent" | "deaf" | "mute":
                 self._block(mishap.kind, [(target[0], target[1])], mishap.for_s)
             case "switch":
@@ -213,12 +213,15 @@ class Simulation:
         self._load.add(machine.process)
         machine.start()
 
-    def _freeze(self, server: int, for_s: float) -> None:
-        process = self.machines[server].process
-        if process.runs:
-            self.affected.servers.add(server)
-            process.freeze()
-            self._later(for_s, process.thaw, f"server {server} thaws")
+    def _freeze(self, server: int, for_s: float, kind: str) -> None:
+        machine = self.machines[server]
+        if machine.process.runs:
+            if kind == "gil":
+                machine.stand_in()
+            if kind == "freeze" or for_s > machine.awaited_s:
+                self.affected.servers.add(server)
+            machine.process.freeze()
+            self._later(for_s, machine.process.thaw, f"server {server} thaws")
 
     def _block(self, kind: str, nics: list[Key], for_s: float) -> None:
         self.affected.servers.update(server for server, _ in nics)
@@ -371,9 +374,8 @@ class Simulation:
 
     def _operate(self, server: int, machine: Machine) -> None:
         if machine is self.machines[server] and not machine.over:
-            self.point(
-                "fault", f"*** an operator kills server {server}, which waits for {machine.waits_for()}"
-            )
+            what = f"kills server {server}, which waits for {machine.waits_for()}"
+            self.point("fault", f"*** an operator {what}")
             self._crash(server)
 
     def tell(self, server: int, message: msg.ToCoordinator) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bml.io.limits import NoRoom
@@ -17,6 +17,8 @@ from bml.topology.errors import FabricError, UsageError
 from bml.transport.handshake.auth import Identity
 from bml.transport.interface import Handler, Transport
 from bml.transport.links.settings import LinkSettings, traffic_class_of
+from bml.transport.links.stand_in import StandIn
+from bml.transport.links.transport import LinkTransport
 from bml.transport.tcp.transport import TcpTransport
 from bml.transport.verbs import VerbsSettings, VerbsTransport
 
@@ -28,12 +30,17 @@ AUTO = "auto"
 """A job may ask for this, too: then the launcher chooses shm or tcp (bml.cluster.spec.job)."""
 
 
+StartStandIn = Callable[[float, float], StandIn]
+"""Starts the stand-in of a server: the last arguments of bml.transport.links.stand_in.StandIn."""
+
+
 class Opened(NamedTuple):
     """An open transport, its name, and the allocator of arrays that it moves without a copy."""
 
     transport: Transport
     name: str
     memory: Memory
+    start_stand_in: StartStandIn
     traffic_class: int = 0
     """The byte that marks its packets for the switches."""
     devices: tuple[str, ...] = ()
@@ -90,7 +97,7 @@ def open_transport(
     if first == "verbs":
         try:
             rdma = VerbsTransport(identity, nics, poller, handler, settings, verbs)
-            return Opened(rdma, "verbs", rdma.pool, wanted_class, rdma.devices)
+            return Opened(rdma, "verbs", rdma.pool, _stand_in(identity, rdma), wanted_class, rdma.devices)
         except FabricError as error:
             if not fallback:
                 raise
@@ -101,9 +108,19 @@ def open_transport(
         zero_copy = _open_zero_copy(token, job, server, zero_copy_servers, read_in_place)
     tcp = TcpTransport(identity, nics, poller, handler, settings, zero_copy)
     if first == "shm":
-        return Opened(tcp, "shm", SharedPool(), wanted_class)
+        return Opened(tcp, "shm", SharedPool(), _stand_in(identity, tcp), wanted_class)
     memory = zero_copy or private_pool()
-    return Opened(tcp, "tcp", memory, wanted_class, fallback=why, zero_copy=zero_copy)
+    stand_in = _stand_in(identity, tcp)
+    return Opened(tcp, "tcp", memory, stand_in, wanted_class, fallback=why, zero_copy=zero_copy)
+
+
+def _stand_in(identity: Identity, transport: LinkTransport) -> StartStandIn:
+    def start(heartbeat_s: float, hold_s: float) -> StandIn:
+        heartbeats = [nic.heartbeats for nic in transport.nics]
+        transport.stand_in = StandIn(identity, heartbeats, heartbeat_s, hold_s)
+        return transport.stand_in
+
+    return start
 
 
 def _open_zero_copy(

@@ -88,6 +88,10 @@ class Handler(Protocol):
         """Note a sign of life: a valid heartbeat, or bytes on the connection (at most once a pass each)."""
         ...
 
+    def stood_in(self, peer: int, level: int) -> None:
+        """Note that a heartbeat is of the peer's stand-in: the peer lives, and its loop does not turn."""
+        ...
+
     def lost(self, peer: int, level: int, kind: LostKind, why: str) -> None:
         """Note that a wanted connection is gone, once per connection; `set_peers` opens it again."""
         ...

@@ -144,11 +144,6 @@ def test_a_server_joins_and_is_killed_and_joins_again_between_large_and_small_st
         assert server in value["contributors"][-1]
 
 
-def test_a_server_that_holds_its_interpreter_is_lost_and_disturbs_nobody() -> None:
-    result = jobs.launch(counted, "bcube:2x2", transport="shm", faults=["gil:2@step=9,for=30s"], detect_s=2.0)
-    check_exact(result, {0, 1, 3})
-
-
 @pytest.mark.smoke
 def test_training_equals_the_reference_while_servers_die() -> None:
     result = jobs.launch(

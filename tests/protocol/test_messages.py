@@ -40,6 +40,7 @@ ALL: list[msg.Message] = [
     msg.Healthy(2, 1, 0),
     msg.Relapsed(2, 1, 0),
     msg.Interrupted(2, 1, 0),
+    msg.Held(2, 1, 0),
     msg.Measured(2, 4, ((1, 0, 90_000, 400_000),)),
     msg.CanSendState(2),
     msg.CaughtUp(2, 7),

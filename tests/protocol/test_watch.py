@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bml.faults.stalls import Flow
-from bml.protocol.server.events import Heartbeat, Losing, Probe, Proved, Tell
+from bml.protocol.server.events import Heartbeat, Losing, Probe, Proved, StoodIn, Tell
 from bml.protocol.server.watch import Watch
 from bml.protocol.wire import messages as msg
 from bml.topology import parse
@@ -57,8 +57,8 @@ def test_a_stall_is_told_once_and_withdrawn_when_it_moves_again() -> None:
 )
 def test_a_stall_names_the_end_that_loses_segments(nics: list[tuple[int, int]], losing: int | None) -> None:
     driver = Driver()
-    driver.watch.handle(Losing(((1, 0), (0, 0), (2, 0))))
-    driver.watch.handle(Losing(tuple(nics)))
+    driver.watch.handle(Losing(((1, 0), (0, 0), (2, 0))), 0.0)
+    driver.watch.handle(Losing(tuple(nics)), 0.0)
     driver.flows = {(1, 0): Flow(True, 5, 2)}
     (suspect,) = driver.run(2.5)
     assert isinstance(suspect, msg.Suspect)
@@ -67,7 +67,7 @@ def test_a_stall_names_the_end_that_loses_segments(nics: list[tuple[int, int]], 
 
 def test_silence_accuses_its_peer_alone() -> None:
     driver = Driver()
-    driver.watch.handle(Losing(((0, 0),)))
+    driver.watch.handle(Losing(((0, 0),)), 0.0)
     driver.alive -= {(1, 0)}
     (suspect,) = (one for one in driver.run(3.0) if isinstance(one, msg.Suspect))
     assert suspect.losing is None
@@ -170,7 +170,7 @@ def test_a_part_that_is_out_is_trusted_after_a_probe_only() -> None:
                 case Probe(peer, level):
                     probes.append((peer, level, now))
                     if peer == 1:
-                        assert driver.watch.handle(Proved(peer, level)) == []
+                        assert driver.watch.handle(Proved(peer, level), now) == []
                 case Tell(msg.Healthy(_, peer, level)):
                     healthy.append((peer, level))
                 case Heartbeat(peer, level) if level == 0:
@@ -194,3 +194,13 @@ def test_lost_links_get_heartbeats_with_the_others_and_no_oftener() -> None:
     driver.watch.set_view(view(2, ("link:1/0",)), LINKS - {(1, 0)}, 0.0)
     assert any(isinstance(one, Heartbeat) for one in driver.watch.tick(0.2))
     assert not [one for one in driver.watch.tick(0.2 + 1e-6) if isinstance(one, Heartbeat)]
+
+
+def test_a_stand_in_is_told_of_now_and_then_and_excuses_connections_that_cannot_be_made() -> None:
+    driver = Driver()
+    told = [each for tick in range(10) for each in driver.watch.handle(StoodIn(1, 0), tick / 10)]
+    assert told == [Tell(msg.Held(0, 1, 0))] * 4, "twice in detect_s"
+    (interrupted,) = driver.watch.lost(1, 0, "timeout", "no answer", 1.0)
+    assert interrupted == Tell(msg.Interrupted(0, 1, 0))
+    assert driver.watch.handle(StoodIn(7, 0), 1.0) == [], "it is no neighbour"
+    assert driver.watch.lost(1, 0, "reset", "it is dead", 1.1)[0].message.kind == "reset"  # type: ignore[union-attr]

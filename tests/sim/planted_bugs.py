@@ -16,6 +16,7 @@ from bml.protocol.coordinator import ballot, next_view
 from bml.protocol.coordinator import core as coord
 from bml.protocol.coordinator.agreement import Agreement
 from bml.protocol.coordinator.ending import Ending
+from bml.protocol.coordinator.evidence import Findings
 from bml.protocol.coordinator.succession import Succession
 from bml.protocol.server.core import ServerCore
 from bml.protocol.server.learner import Learner
@@ -315,6 +316,11 @@ def judge_by_one_round(patch: Patch) -> None:
     patch.setattr("bml.faults.slowness.SLOW_SHARE", 0.8)
 
 
+def give_up_a_server_that_is_held(patch: Patch) -> None:
+    """Its stand-in says that it lives, and it is awaited no longer for that."""
+    patch.setattr(Findings, "is_held", lambda self, server, now: False)
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -343,6 +349,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     read_constants_of_its_own,
     plan_with_old_rates,
     judge_by_one_round,
+    give_up_a_server_that_is_held,
 )
 
 PLANTED_IN_SHARED_MEMORY: tuple[Callable[[Patch], None], ...] = (take_a_torn_sum, leave_without_a_word)

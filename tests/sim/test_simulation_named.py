@@ -221,6 +221,26 @@ def test_a_short_frost_goes_unnoticed() -> None:
     assert all(len(machine.core.views) == 1 for machine in simulation.machines.values())
 
 
+@pytest.mark.parametrize("held_s", [0.1, 2.0, 20.0])
+def test_a_server_that_holds_the_lock_is_awaited_though_another_one_dies(held_s: float) -> None:
+    """Its stand-in speaks for it, also to a coordinator that needs its answer, and to a new one."""
+    mishaps = [
+        Mishap("gil", (4,), at("commit", 60), held_s),
+        Mishap("crash", (2,), at("commit", 60, 0.01)),
+        Mishap("coordinator-crash", (), at("commit", 60, 0.5 * held_s)),
+    ]
+    simulation = simulate("bcube:3x2", *mishaps, steps=12)
+    assert done(simulation) == [0, 1, 3, 4, 5, 6, 7, 8]
+    assert all("server:4" not in record.view.failures for record in simulation.machines[0].core.views)
+
+
+def test_a_server_that_holds_the_lock_for_too_long_is_evicted() -> None:
+    """After hold_s, which is 30 s, and a silence."""
+    simulation = simulate("bcube:3x2", Mishap("gil", (4,), at("commit", 60), 33.0), steps=12)
+    assert done(simulation) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert isinstance(simulation.history.errors[4], Evicted)
+
+
 def test_the_smaller_part_of_a_partition_is_evicted() -> None:
     simulation = simulate("bcube:3x2", Mishap("partition", (0, 1, 2), at("commit", 10), FOREVER))
     assert done(simulation) == [3, 4, 5, 6, 7, 8]

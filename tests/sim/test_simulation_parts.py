@@ -38,7 +38,7 @@ class Ends:
             process=lambda server: self.processes[server],
             arrived=self.arrived,
             lost=lambda server, peer, level, why: self.lost.append((server, why)),
-            heard=lambda to, origin, level: self.heartbeats.append(to),
+            heard=lambda to, *_: self.heartbeats.append(to),
             proved=lambda to, origin, level: self.proofs.append(to),
             delays=NONE,
         )

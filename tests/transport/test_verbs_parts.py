@@ -262,7 +262,7 @@ def test_tcp_replaces_verbs_only_when_asked_to_and_says_so(
     found.transport.close()
     asked = opened("tcp", 104)
     assert (asked.traffic_class, asked.fallback) == (104, "")
-    listener = asked.transport._nics[0].listener._sock  # type: ignore[attr-defined]
+    listener = asked.transport.nics[0].listener._sock  # type: ignore[attr-defined]
     assert listener.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == 104
     asked.transport.close()
     poller.close()

@@ -172,7 +172,7 @@ def test_a_stranger_is_shown_out(difference: dict[str, object], caplog: pytest.L
         assert_still_works(wires, 1, 2)
         before = list(wires.handlers[1].heard_from)
         stranger.heartbeat(1, 0, wires.transports[1].endpoints[0])
-        wires.until(lambda: wires.transports[1]._nics[0].heartbeats.rejected, "the stranger's heartbeat")
+        wires.until(lambda: wires.transports[1].nics[0].heartbeats.rejected, "the stranger's heartbeat")
         assert wires.handlers[1].heard_from == before
 
 
@@ -210,12 +210,10 @@ def at_end(sock: socket.socket) -> bool:
 def test_slow_loris_is_closed_in_time_and_does_not_lock_others_out() -> None:
     with Wires(2, 1) as wires:
         for transport in wires.transports:
-            transport._nics[0].listener._timeout_s = 0.2
+            transport.nics[0].listener._timeout_s = 0.2
         loris = [socket.create_connection(wires.transports[1].endpoints[0]) for _ in range(100)]
         try:
-            wires.until(
-                lambda: len(wires.transports[1]._nics[0].listener._pending) == 64, "as many as may be"
-            )
+            wires.until(lambda: len(wires.transports[1].nics[0].listener._pending) == 64, "as many as may be")
             wires.connect()
             for sock in loris:
                 sock.setblocking(False)
@@ -229,7 +227,7 @@ def test_slow_loris_is_closed_in_time_and_does_not_lock_others_out() -> None:
 def test_a_flood_from_one_address_closes_no_handshake_of_another() -> None:
     with Wires(2, 1) as wires, contextlib.ExitStack() as sockets:
         target = wires.transports[1].endpoints[0]
-        pending = wires.transports[1]._nics[0].listener._pending
+        pending = wires.transports[1].nics[0].listener._pending
 
         def come(address: str) -> socket.socket:
             return sockets.enter_context(socket.create_connection(target, source_address=(address, 0)))
@@ -253,7 +251,7 @@ def test_bad_datagrams_are_ignored() -> None:
     with Wires(2, 1) as wires, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         wires.connect()
         target = wires.transports[1].endpoints[0]
-        heartbeats = wires.transports[1]._nics[0].heartbeats
+        heartbeats = wires.transports[1].nics[0].heartbeats
         sock.bind((nic(0, 0), 0))
         for server in (0, 7):
             heartbeats.expect(server, sock.getsockname(), 0)

@@ -112,7 +112,7 @@ def test_heartbeats_of_a_zombie_keep_no_server_alive() -> None:
         target = wires.transports[1].endpoints[0]
         for sequence in range(1 << 62, (1 << 62) + 20):
             zombie.sendto(seal_heartbeat(TOKEN, JOB.encode(), Heartbeat(0, 1, 0, sequence)), target)
-        heartbeats = wires.transports[1]._nics[0].heartbeats
+        heartbeats = wires.transports[1].nics[0].heartbeats
         wires.until(lambda: heartbeats.rejected == 20, "all are rejected")
         assert wires.handlers[1].heard_from == []
         heartbeat(wires, 0, 1, 0)

@@ -115,7 +115,7 @@ def test_heartbeats_that_were_overheard_never_count_again() -> None:
     """Not after its server has connected anew, nor for a later incarnation at its address, at either end."""
     with Wires(2, 1) as wires, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind((nic(0, 0), 0))
-        target, heartbeats = wires.transports[1].endpoints[0], wires.transports[1]._nics[0].heartbeats
+        target, heartbeats = wires.transports[1].endpoints[0], wires.transports[1].nics[0].heartbeats
         heard = wires.handlers[1].heard_from
         recorded = [seal_heartbeat(TOKEN, JOB.encode(), Heartbeat(0, 1, 0, number)) for number in range(1, 6)]
         wires.transports[1].set_peers({(0, 0): sock.getsockname()})
@@ -151,6 +151,6 @@ def test_a_beat_goes_to_the_incarnation_that_is_known() -> None:
         wires.transports.append(one)
         one.set_peers({(0, 0): wires.transports[0].endpoints[0]})
         heartbeat(wires, 0, 1, 0)
-        wires.until(lambda: one._nics[0].heartbeats.rejected == 1, "it is for an earlier incarnation")
+        wires.until(lambda: one.nics[0].heartbeats.rejected == 1, "it is for an earlier incarnation")
         wires.transports[0].heartbeat(1, 0, one.endpoints[0], 9)
         wires.until(lambda: later.heard_from == [(0, 0)], "it is for this one")

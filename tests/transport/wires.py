@@ -63,6 +63,7 @@ class Recorder:
         self.frames: list[tuple[int, int, Header]] = []
         self.heard_from: list[LinkKey] = []
         self.proofs: list[LinkKey] = []
+        self.held_ones: list[LinkKey] = []
         self.losses: list[tuple[int, int, str, str]] = []
 
     def admit(self, peer: int, level: int, header: Header) -> memoryview | Verdict:
@@ -82,6 +83,9 @@ class Recorder:
 
     def heard(self, peer: int, level: int) -> None:
         self.heard_from.append((peer, level))
+
+    def stood_in(self, peer: int, level: int) -> None:
+        self.held_ones.append((peer, level))
 
     def proved(self, peer: int, level: int) -> None:
         self.proofs.append((peer, level))

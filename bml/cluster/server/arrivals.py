@@ -73,6 +73,10 @@ class Arrivals:
             self._shell.core.heard(peer, level, heard_at)
         self._heard.clear()
 
+    def stood_in(self, peer: int, level: int) -> None:
+        """See Handler."""
+        self._shell.dispatch(ev.StoodIn(peer, level))
+
     def lost(self, peer: int, level: int, kind: str, why: str) -> None:
         """See Handler."""
         self._shell.dispatch(ev.PeerLost(peer, level, kind, why))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -33,12 +34,14 @@ from bml.protocol.record.recorded import RecordedCore
 from bml.protocol.record.recording import pack_part
 from bml.protocol.record.setup import Setup
 from bml.protocol.server import events as ev
+from bml.protocol.server.watch import links_of
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import Header
 from bml.schedule.select.choice import prepare
 from bml.sharedmem import SharedPool, StatusPages
 from bml.topology import Fabric
 from bml.transport.choice import Opened, open_transport
+from bml.transport.links.stand_in import PeersByLevel
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,6 +73,8 @@ class Assembly(ServerShell):
         self.arrivals = Arrivals(self)
         self.trace = Trace(server, self.arrivals) if spec.trace else None
         self.opened = self._open(spec, server, nics, incarnation or 0)
+        timeouts = spec.timeouts()
+        self.stand_in = self.opened.start_stand_in(timeouts.heartbeat_s, timeouts.hold_s)
         self.line = CoordinatorLine(
             server, incarnation or 0, fabric, spec, control_host, self.poller, self._told,
             self._coordinator_lost,
@@ -105,8 +110,16 @@ class Assembly(ServerShell):
         """Start the loop's thread; the coordinator may call from now on. Raises FabricError."""
         self.peers.start(contacts)
         self.runner.open(contacts)
+        self.stand_in.begin(self._neighbours(contacts))
         self.loop.start()
         self.outlook.start()
+
+    def _neighbours(self, contacts: Contacts) -> PeersByLevel:
+        found: PeersByLevel = defaultdict(dict)
+        for peer, level in links_of(self._spec.parsed_fabric(), self.core.server):
+            if peer in contacts:
+                found[level][peer] = self.peers.at(peer, level)
+        return dict(found)
 
     def take_recording(self, why: str) -> Callable[[], bytes]:
         """Take what the flight recorder holds, under the guard; the result packs it, in any thread.
@@ -167,6 +180,7 @@ class Assembly(ServerShell):
         self.loop.close()
         self.nics.close()
         self.line.close()
+        self.stand_in.close()
         self.opened.transport.close()
         self.poller.close()
         self.runner.close()

@@ -186,3 +186,4 @@ class ServerLoop:
         # no silence can become suspect between two heartbeats that could not be suspect now.
         self._tick_at = core.next_deadline(now)
         shell.nics.note(transport, now)
+        shell.stand_in.turned()

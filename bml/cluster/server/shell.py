@@ -26,6 +26,7 @@ from bml.protocol.record.recorded import RecordedCore
 from bml.protocol.server import events as ev
 from bml.train.balancing.throughput import SizeSummary, Throughput
 from bml.transport.choice import Opened
+from bml.transport.links.stand_in import StandIn
 
 
 class ServerShell(ABC):
@@ -44,6 +45,7 @@ class ServerShell(ABC):
     runner: StepRunner
     execution: Execution
     nics: Nics
+    stand_in: StandIn
 
     slowdown: Slowdown
     shares: dict[str, Any] | None = None

@@ -75,6 +75,10 @@ class Trace:
         """See Handler."""
         self._handler.heard(peer, level)
 
+    def stood_in(self, peer: int, level: int) -> None:
+        """See Handler."""
+        self._handler.stood_in(peer, level)
+
     def proved(self, peer: int, level: int) -> None:
         """See Handler."""
         self._handler.proved(peer, level)

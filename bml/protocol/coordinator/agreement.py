@@ -143,10 +143,20 @@ class Agreement:
             answered = self.ballot is not None and len(self.ballot.silent) < len(self.ballot.members)
             observers = self.ballot.members if self.ballot and answered else self._fabric.servers
             late = [each for each in late if self.findings.suspects(each, observers) or each in newcomers]
+        if now < self._asked_at + self._timeouts.hold_s:
+            late = [each for each in late if not self.findings.is_held(each, now)]
         what = (
             "did not appear" if self.ballot is None else f"gave no answer within {now - self._asked_at:.3g} s"
         )
         return dict.fromkeys(late, what)
+
+    def called_for_s(self, server: int, now: float) -> float:
+        """For how long a server is called without an answer before it counts as gone."""
+        if server in self.known.members and self.findings.is_held(server, now):
+            return self._timeouts.hold_s
+        if server not in self.known.members or self.findings.suspects(server, self.known.members):
+            return self._timeouts.connect_s
+        return self._timeouts.longest_connect_s
 
     def _await(self, now: float, for_s: float, longest_s: float) -> None:
         """Answers are due from now on."""

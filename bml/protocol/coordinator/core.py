@@ -143,9 +143,7 @@ class Coordinator:
         if self.view is None:
             return []  # it may still import modules that its training function needs
         for_s = min(for_s, self._agreement.has_run_for_s(now))
-        is_heard = server in self.members and not self._findings.suspects(server, self.members)
-        longest_s = self._timeouts.longest_connect_s if is_heard else self._timeouts.connect_s
-        return self._gone(server, why, now) if for_s > longest_s else []
+        return self._gone(server, why, now) if for_s > self._agreement.called_for_s(server, now) else []
 
     def _lost(self, server: int, what: str, now: float) -> list[Instruction]:
         """There is proof that a member is gone: `what` is known of it."""
@@ -310,6 +308,9 @@ class Coordinator:
                 return self._ending.deposed(term)
             case msg.Suspect():
                 return self._suspected(message, now) if server in self.members else []
+            case msg.Held(_, peer):
+                self._findings.held_at[peer] = now
+                return []
             case msg.Interrupted():
                 return self._interrupted(message, now) if server in self.members else []
             case msg.Withdraw(observer, peer, level):
@@ -330,13 +331,10 @@ class Coordinator:
             case msg.CanSendState():
                 self._joiners.can_send_state(server)
                 return self._agreement.admit_or_promote(now)
-            case msg.CaughtUp(_, epoch):
+            case msg.CaughtUp(_, epoch) | msg.NeedsState(_, epoch):
                 if epoch == epoch_of(self.view):
-                    self._joiners.caught_up(server)
-                return self._agreement.admit_or_promote(now)
-            case msg.NeedsState(_, epoch):
-                if epoch == epoch_of(self.view):
-                    self._joiners.needs_state(server)
+                    caught_up, joiners = isinstance(message, msg.CaughtUp), self._joiners
+                    (joiners.caught_up if caught_up else joiners.needs_state)(server)
                 return self._agreement.admit_or_promote(now)
             case msg.Leaves(_, why):
                 return self._leaves(server, why, now)

@@ -31,6 +31,8 @@ class Findings:
         self.stale: set[int] = set()
         """Members that do not act on the view, or have lost connections that can be made again: they need
         another view."""
+        self.held_at: dict[int, float] = {}
+        """When a server was last said to live without its loop turning."""
         self.fresh = False
         self.since_s = now
         self.act_at: float | None = None
@@ -50,6 +52,10 @@ class Findings:
         """Whether one of these suspects this server; if no other does, its neighbours hear its heartbeats."""
         said = (*self._suspicions, *self._doubted)
         return any(peer == server != observer and observer in observers for observer, peer, _ in said)
+
+    def is_held(self, server: int, now: float) -> bool:
+        """Whether the stand-in of this server is heard: it lives, and answers nothing now."""
+        return now - self.held_at.get(server, -inf) <= self._timeouts.answer_s
 
     @property
     def texts(self) -> list[str]:

@@ -218,8 +218,8 @@ class ServerCore:
                 if self._member.stopped or (self._member.frozen and kind == "timeout"):
                     return []
                 return [*self._watch.lost(peer, level, kind, why, now)]
-            case ev.Proved() | ev.OwnNicLost() | ev.Losing():
-                return self._watch.handle(event)
+            case ev.Proved() | ev.OwnNicLost() | ev.Losing() | ev.StoodIn():
+                return self._watch.handle(event, now)
             case ev.Ended(outcome):
                 self._outcome = event  # a joiner that was never a member is not needed any more
                 out = outcome == "failed" and self._learner is not None and self.view is None

@@ -126,6 +126,13 @@ class Losing(Struct, frozen=True):
     nics: tuple[tuple[int, int], ...]
 
 
+class StoodIn(Struct, frozen=True):
+    """A heartbeat of this peer came from its stand-in: its process lives, and its loop does not turn."""
+
+    peer: int
+    level: int
+
+
 class Control(Struct, frozen=True):
     """A message of the coordinator."""
 
@@ -176,7 +183,7 @@ SharedStepEvent = Gathered | Summed | CallDiffers | ResultFetched
 FromUser = (
     Submit | Follow | Ready | CanSendState | SendState | Prepared | Arrived | Leaving | Abandoned | Ended
 )
-Event = FromUser | PeerLost | Proved | OwnNicLost | Losing | Control | Tick | SharedStepEvent
+Event = FromUser | PeerLost | Proved | OwnNicLost | Losing | StoodIn | Control | Tick | SharedStepEvent
 
 
 # --- instructions --------------------------------------------------------------------------------

@@ -9,7 +9,16 @@ from bml.faults import Detector, Suspicion
 from bml.faults.healing import Recovery, listened
 from bml.faults.stalls import Flow, Stalls
 from bml.faults.throughput import Meter, window_s
-from bml.protocol.server.events import Heartbeat, Instruction, Losing, OwnNicLost, Probe, Proved, Tell
+from bml.protocol.server.events import (
+    Heartbeat,
+    Instruction,
+    Losing,
+    OwnNicLost,
+    Probe,
+    Proved,
+    StoodIn,
+    Tell,
+)
 from bml.protocol.wire import messages as msg
 from bml.topology import Fabric
 
@@ -37,6 +46,9 @@ class Watch:
         self._suspicions: dict[tuple[int, int], msg.Suspect] = {}
         self._lost_at: dict[tuple[int, int], float] = {}
         self._losing: frozenset[tuple[int, int]] = frozenset()
+        self._held_at: dict[int, float] = {}
+        """When the stand-in of a peer was heard last."""
+        self._told_held_at: dict[int, float] = {}
 
     @property
     def suspects(self) -> bool:
@@ -84,7 +96,7 @@ class Watch:
         self._stalls.look(watched, now)
         self._meter.look(watched)
 
-    def handle(self, event: Proved | OwnNicLost | Losing) -> list[Instruction]:
+    def handle(self, event: Proved | OwnNicLost | Losing | StoodIn, now: float) -> list[Instruction]:
         """Take in what was found out about NICs. This call, or the next ticks, tell the coordinator."""
         match event:
             case Proved(peer, level):
@@ -93,6 +105,11 @@ class Watch:
                 return [self.suspect(self._server, level, "own-nic", 0.0, why)]
             case Losing(nics):
                 self._losing = frozenset(nics)
+            case StoodIn(peer, level) if (peer, level) in self.links:
+                self._held_at[peer] = now
+                if now - self._told_held_at.get(peer, -inf) >= self._detector.detect_s / 2:
+                    self._told_held_at[peer] = now
+                    return [Tell(msg.Held(self._server, peer, level))]
         return []
 
     def tick(self, now: float) -> list[Heartbeat | Tell | Probe]:
@@ -153,12 +170,12 @@ class Watch:
         If it broke by silence, one of the two ends is cut off. A server that hears no other peer on that NIC
         either says so, however patient it is to be: it may be that end, and no other server can tell. A
         time-out while the peer is heard is a stall: heartbeats pass and the connection does not. A time-out
-        during which this server itself was stopped is no evidence.
+        during which this server itself was stopped is no evidence, nor one of a peer whose stand-in speaks.
         """
         if (peer, level) not in self.links:
             return []  # it is out of the view
         self._lost_at[peer, level] = now
-        if kind == "timeout" and self._detector.was_away(now):
+        if kind == "timeout" and (self._detector.was_away(now) or self._is_held(peer, now)):
             self._lost_at[peer, level] = -inf
             self.suspect(peer, level, "reset", 0.0, why)
             return [Tell(msg.Interrupted(self._server, peer, level))]
@@ -166,6 +183,9 @@ class Watch:
             return [self.suspect(peer, level, "stall", 0.0, why)]
         deaf = self._detector.deaf(level, peer, now) if kind == "timeout" else []
         return [self.suspect(peer, level, "reset", 0.0, why), *map(self._silence, deaf)]
+
+    def _is_held(self, peer: int, now: float) -> bool:
+        return now - self._held_at.get(peer, -inf) <= self._detector.detect_s
 
     def _silence(self, found: Suspicion) -> Tell:
         return self.suspect(found.peer, found.level, "silence", found.silent_s, found.why)

@@ -258,6 +258,17 @@ class Interrupted(_Message, frozen=True):
     level: int
 
 
+class Held(_Message, frozen=True):
+    """The stand-in of `peer` sends heartbeats: `peer` lives, and answers nothing until its loop turns again.
+
+    Said again and again while that is so.
+    """
+
+    observer: int
+    peer: int
+    level: int
+
+
 class Healthy(_Message, frozen=True):
     """The observer has heard `peer`, over a link that is out of the view, for long enough to trust it."""
 
@@ -342,6 +353,7 @@ ToCoordinator = (
     | Healthy
     | Relapsed
     | Interrupted
+    | Held
     | Measured
     | CanSendState
     | CaughtUp

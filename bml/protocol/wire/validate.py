@@ -14,7 +14,7 @@ from bml.protocol.wire.messages import MessageError, View
 from bml.topology import Fabric
 from bml.topology.errors import UsageError
 
-_OfLink = msg.Suspect | msg.Withdraw | msg.Interrupted | msg.Healthy | msg.Relapsed
+_OfLink = msg.Suspect | msg.Withdraw | msg.Interrupted | msg.Held | msg.Healthy | msg.Relapsed
 
 _MOST_EPOCH = 2**32 - 1  # a frame's
 _MOST = 2**63 - 1

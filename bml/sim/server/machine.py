@@ -10,6 +10,7 @@ from bml.errors import StateMismatch, StepMismatch, TooSlow
 from bml.protocol.server import events as ev
 from bml.protocol.server.core import ServerCore
 from bml.protocol.server.kept_results import KeptResults
+from bml.protocol.server.watch import links_of
 from bml.protocol.step.dataflow import Buffer, Place, Reduce, Send
 from bml.protocol.step.direct import Post, Quit, Stage, Sum
 from bml.protocol.wire import messages as msg
@@ -74,6 +75,8 @@ class Machine:
         keeps: KeptResults[KeptResult] = KeptResults()
         self.user = User(server, world, self.core, self.process, self.handle, keeps if incarnation else None)
         self._entered: tuple[int, int] | None = None
+        self._beaten = dict.fromkeys(links_of(world.fabric, server), 0.0)
+        """When a heartbeat was sent last, to a peer over a level; before the first view to no neighbour."""
         sharing = Sharing(server, world.host, world, self.process, self.handle) if world.host else None
         self._memory = Memory(server, world, self.core, self.user, keeps, sharing)
         self._handlers = self._handlers_of(self._memory) | (self._shared_handlers(sharing) if sharing else {})
@@ -153,9 +156,31 @@ class Machine:
         """A probe came back."""
         self.handle(ev.Proved(peer, level))
 
-    def heard(self, peer: int, level: int) -> None:
-        """A heartbeat came in."""
+    def heard(self, peer: int, level: int, stands_in: bool = False) -> None:
+        """A heartbeat came in, of the peer or of its stand-in."""
         self.core.heard(peer, level, self._world.network.now)
+        if stands_in:
+            self.handle(ev.StoodIn(peer, level))
+
+    @property
+    def awaited_s(self) -> float:
+        """For how long it is awaited if its stand-in speaks: in no view nobody hears that."""
+        return self._world.timeouts.hold_s if self.core.view else self._world.timeouts.detect_s
+
+    def stand_in(self) -> None:
+        """From now on the stand-in speaks: until the process runs again, or is dead, or hold_s are over."""
+        world, network = self._world, self._world.network
+        interval_s, ends_at = world.timeouts.heartbeat_s, network.now + world.timeouts.hold_s
+        last = max(self._beaten.values(), default=0.0)
+        links = [link for link, at in self._beaten.items() if last - at < interval_s]
+
+        def speak() -> None:
+            if self.process.frozen and network.now <= ends_at:
+                for peer, level in links:
+                    world.wires.heartbeat(self.server, peer, level, stands_in=True)
+                network.after(interval_s, speak)
+
+        network.after(interval_s / 2, speak)
 
     def _take(self, peer: int, parcel: Parcel, verdict: Place | ev.Verdict) -> None:
         header = parcel.header
@@ -213,10 +238,10 @@ class Machine:
             ev.Begin: lambda begin: user.begin(begin.replays),
             ev.Called: lambda called: self._later(0.003, ev.Follow(called.submit)),
             ev.Prepare: lambda prepare: self._later(0.01, ev.Prepared(prepare.epoch)),
-            ev.Heartbeat: lambda to: wires.heartbeat(server, to.peer, to.level),
+            ev.Heartbeat: self._heartbeat,
             ev.Probe: lambda to: wires.probe(server, to.peer, to.level),
             ev.Tell: lambda tell: world.tell(server, tell.message),
-            ev.Links: lambda links: wires.want(server, links.wanted),
+            ev.Links: lambda links: self._want(links.wanted),
             ev.Fence: lambda _: self._fence(),
             ev.Resume: lambda _: self._resume(),
             ev.Installed: lambda installed: self._installed(installed.view),
@@ -279,6 +304,14 @@ class Machine:
         # The frame belongs to the view of its stamp, even if it is carried out later.
         view = self.core.view if self.core.epoch == header.epoch else None
         self._world.wires.send(self.server, peer, level, Parcel(header, payload, view, reference))
+
+    def _want(self, links: frozenset[tuple[int, int]]) -> None:
+        self._beaten.update(dict.fromkeys(links, self._world.network.now))
+        self._world.wires.want(self.server, links)
+
+    def _heartbeat(self, to: ev.Heartbeat) -> None:
+        self._beaten[to.peer, to.level] = self._world.network.now
+        self._world.wires.heartbeat(self.server, to.peer, to.level)
 
     def _send_text(self, instruction: ev.SendText) -> None:
         parcel = Parcel(instruction.header, instruction.text, self.core.view)

@@ -132,7 +132,7 @@ class Wires:
         process: Callable[[int], Process],
         arrived: Callable[[int, int, int], None],
         lost: Callable[[int, int, int, str], None],
-        heard: Callable[[int, int, int], None],
+        heard: Callable[[int, int, int, bool], None],
         proved: Callable[[int, int, int], None],
         delays: Delays,
     ):
@@ -208,12 +208,12 @@ class Wires:
         for end in self._ends[server].values():
             end.queue.clear()
 
-    def heartbeat(self, server: int, peer: int, level: int) -> None:
-        """Send a heartbeat: a datagram of its own."""
+    def heartbeat(self, server: int, peer: int, level: int, stands_in: bool = False) -> None:
+        """Send a heartbeat: a datagram of its own, of the server or of its stand-in."""
 
         def arrive() -> None:
             if self.paths.heartbeat_passes(server, peer, level, self._network.random):
-                self._process(peer).run(lambda: self._heard(peer, server, level))
+                self._process(peer).run(lambda: self._heard(peer, server, level, stands_in))
 
         way_s = self._delays.link(server, peer, level)
         self._network.deliver((server, peer, level, "heartbeat"), arrive, way_s)

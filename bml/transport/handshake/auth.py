@@ -31,9 +31,9 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from bml.topology.errors import UsageError
+from bml.transport.handshake.datagram import VERSION
 from bml.transport.interface import Endpoint
 
-VERSION = 4
 NONCE_NBYTES = 32
 MAX_JOB_NBYTES = 64
 HANDSHAKE_NBYTES = 512

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hmac
-import struct
 from typing import NamedTuple
 
-from bml.transport.handshake.auth import VERSION
+from bml.transport.handshake import datagram as sealing
 
-_HEARTBEAT_MAGIC = b"BMLb"
-_HEARTBEAT_MAC_NBYTES = 16
-# magic, version, reserved, level, from server and its incarnation, to server and its, sequence number
-_HEARTBEAT = struct.Struct(">4sBBHIQIQQ")
-HEARTBEAT_NBYTES = _HEARTBEAT.size + _HEARTBEAT_MAC_NBYTES
+HEARTBEAT_NBYTES = sealing.NBYTES
 
 
 class Heartbeat(NamedTuple):
     """One heartbeat: `server` tells `dest`, over its NIC of `level`, that it is alive.
 
-    It counts for `incarnation` of its sender and `dest_incarnation` of its receiver only.
+    It counts for `incarnation` of its sender and `dest_incarnation` of its receiver only. `stands_in`: the
+    server lives, but its loop does not turn, and its stand-in says so.
     """
 
     server: int
@@ -27,29 +22,20 @@ class Heartbeat(NamedTuple):
     sequence: int
     incarnation: int = 0
     dest_incarnation: int = 0
+    stands_in: bool = False
 
 
 def seal_heartbeat(token: bytes, job: bytes, heartbeat: Heartbeat) -> bytes:
     """Return the datagram of a heartbeat, `HEARTBEAT_NBYTES` long."""
-    server, dest, level, sequence, incarnation, dest_incarnation = heartbeat
-    body = _HEARTBEAT.pack(
-        _HEARTBEAT_MAGIC, VERSION, 0, level, server, incarnation, dest, dest_incarnation, sequence
-    )
-    return body + _heartbeat_mac(token, job, body)
+    server, dest, level, sequence, incarnation, dest_incarnation, stands_in = heartbeat
+    between = server, incarnation, dest, dest_incarnation, sequence
+    return sealing.sealed(token, job, stands_in, level, between)
 
 
 def open_heartbeat(token: bytes, job: bytes, datagram: bytes) -> Heartbeat | None:
     """Return the heartbeat in a datagram, or None if it is not one made with this token for this job."""
-    if len(datagram) != HEARTBEAT_NBYTES:
+    opened = sealing.opened(token, job, datagram)
+    if opened is None:
         return None
-    body = datagram[: _HEARTBEAT.size]
-    magic, version, _, level, server, incarnation, dest, dest_incarnation, sequence = _HEARTBEAT.unpack(body)
-    if magic != _HEARTBEAT_MAGIC or version != VERSION:
-        return None  # checked before the MAC, so that garbage costs little time
-    if not hmac.compare_digest(datagram[_HEARTBEAT.size :], _heartbeat_mac(token, job, body)):
-        return None
-    return Heartbeat(server, dest, level, sequence, incarnation, dest_incarnation)
-
-
-def _heartbeat_mac(token: bytes, job: bytes, body: bytes) -> bytes:
-    return hmac.digest(token, b"bml heartbeat" + job + b"\0" + body, "sha256")[:_HEARTBEAT_MAC_NBYTES]
+    by, level, server, incarnation, dest, dest_incarnation, sequence = opened
+    return Heartbeat(server, dest, level, sequence, incarnation, dest_incarnation, by == 1)

@@ -2,7 +2,8 @@
 
 A heartbeat counts only if it comes from the address where its server is known to listen, was made in the
 incarnation that the server is known to be in, is for this server's own incarnation, and is newer than all
-before. Sequence numbers are remembered as long as that incarnation is known, so that a recorded heartbeat
+before. Sequence numbers are nanoseconds of this machine's clock, as the server's stand-in sends heartbeats,
+too (see stand_in.py). They are remembered as long as that incarnation is known, so that a recorded heartbeat
 does not count a second time.
 """
 
@@ -22,7 +23,10 @@ _HEARTBEATS_PER_PASS = 64
 
 
 class HeartbeatSocket:
-    """Sends heartbeats over one NIC, reports valid ones by `on_heartbeat(peer)`, and counts all others."""
+    """Sends heartbeats over one NIC, and reports valid ones; all others are counted.
+
+    `on_heartbeat(peer, stands_in)`: see bml.transport.handshake.sealing.Heartbeat.
+    """
 
     def __init__(
         self,
@@ -30,7 +34,7 @@ class HeartbeatSocket:
         poller: Poller,
         identity: Identity,
         level: int,
-        on_heartbeat: Callable[[int], None],
+        on_heartbeat: Callable[[int, bool], None],
     ) -> None:
         self._sock = sock
         self._poller = poller
@@ -40,7 +44,7 @@ class HeartbeatSocket:
         self._muted = False
         self._held: list[tuple[bytes, Endpoint]] | None = None
         """Those that leave when the NIC goes on; None: it does not stand still."""
-        self._sequence = 0
+        self._sent: dict[int, tuple[Endpoint, int]] = {}
         self._latest: dict[int, int] = {}
         self._known: dict[int, tuple[Endpoint, int]] = {}
         self._gaps: dict[int, tuple[float, float]] = {}
@@ -54,12 +58,12 @@ class HeartbeatSocket:
         self.expect(peer, endpoint, incarnation)
         if self._muted:
             return
-        self._sequence += 1
         me = self._identity
-        heartbeat = Heartbeat(me.server, peer, self._level, self._sequence, me.incarnation, incarnation)
+        heartbeat = Heartbeat(me.server, peer, self._level, time.monotonic_ns(), me.incarnation, incarnation)
         sealed = seal_heartbeat(me.token, me.job, heartbeat)
         if self._held is None:
             self._send(sealed, endpoint)
+            self._sent[peer] = endpoint, incarnation
         else:
             self._held.append((sealed, endpoint))
 
@@ -67,10 +71,24 @@ class HeartbeatSocket:
         with suppress(OSError):
             self._sock.sendto(sealed, endpoint)
 
+    def take_sent(self) -> dict[int, tuple[Endpoint, int]]:
+        """The peers that were sent heartbeats, or became known, since this was asked last."""
+        sent, self._sent = self._sent, {}
+        return sent
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a fault silences it."""
+        return self._muted or self._held is not None
+
+    def fileno(self) -> int:
+        """The descriptor of the socket."""
+        return self._sock.fileno()
+
     def expect(self, peer: int, endpoint: Endpoint, incarnation: int) -> None:
         """Expect heartbeats of this peer from this endpoint, in this incarnation; a new one counts from 0."""
         if self._known.get(peer) != (endpoint, incarnation):
-            self._known[peer] = (endpoint, incarnation)
+            self._known[peer] = self._sent[peer] = (endpoint, incarnation)
             self._latest.pop(peer, None)
             self._gaps.pop(peer, None)
 
@@ -136,7 +154,7 @@ class HeartbeatSocket:
                 continue
             self._latest[heartbeat.server] = heartbeat.sequence
             self._note(heartbeat.server, time.monotonic())
-            self._on_heartbeat(heartbeat.server)
+            self._on_heartbeat(heartbeat.server, heartbeat.stands_in)
             if self._muted or self._held is not None or self._sock.fileno() < 0:
                 return
 

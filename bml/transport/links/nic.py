@@ -25,8 +25,8 @@ _LOG = logging.getLogger(__name__)
 class LocalNic:
     """The NIC of `level`, with one local IP `address`; `silent` while a fault silences it.
 
-    `on_open(socket, hello)` is called for every peer that connects and proves itself, `on_heartbeat(peer)`
-    for every valid heartbeat. Raises FabricError if the address is not on this machine.
+    `on_open(socket, hello)` is called for every peer that connects and proves itself, `on_heartbeat(peer,
+    stands_in)` for every valid heartbeat. Raises FabricError if the address is not on this machine.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LocalNic:
         poller: Poller,
         settings: LinkSettings,
         on_open: OnGreeted,
-        on_heartbeat: Callable[[int], None],
+        on_heartbeat: Callable[[int, bool], None],
     ) -> None:
         self.name = f"server {identity.server} NIC {level} ({address})"
         self.silent = False

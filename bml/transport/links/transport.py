@@ -40,6 +40,7 @@ from bml.transport.links.parking import Parking
 from bml.transport.links.ports import send_buffers
 from bml.transport.links.probing import Probes
 from bml.transport.links.settings import LinkSettings
+from bml.transport.links.stand_in import StandIn
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,7 +71,8 @@ class LinkTransport:
         self._probes = Probes(poller, handler.proved)
         self._stalled: set[LinkKey] = set()
         self._paces: defaultdict[LinkKey, list[int]] = defaultdict(list)
-        self._nics: list[LocalNic] = []
+        self.nics: list[LocalNic] = []
+        self.stand_in: StandIn | None = None
         self._closed = False
         try:
             for level, address in enumerate(nics):
@@ -84,7 +86,7 @@ class LinkTransport:
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """See `Transport`."""
-        return tuple(nic.endpoint for nic in self._nics)
+        return tuple(nic.endpoint for nic in self.nics)
 
     def set_peers(
         self, wanted: Mapping[LinkKey, Endpoint], incarnations: Mapping[int, int] = FIRST_INCARNATIONS
@@ -99,15 +101,17 @@ class LinkTransport:
         for key, link in self._links.items():
             same = (endpoints.get(key), incarnations.get(link.peer, 0)) == (link.endpoint, link.incarnation)
             if link.state is not LinkState.UNWANTED and not same:
-                self._nics[link.level].close_socket(link.detach(LinkState.UNWANTED))
+                self.nics[link.level].close_socket(link.detach(LinkState.UNWANTED))
         for (peer, level), endpoint in endpoints.items():
             link = self._link(peer, level)
             link.endpoint, link.incarnation = endpoint, incarnations.get(peer, 0)
-            self._nics[level].heartbeats.expect(peer, endpoint, link.incarnation)
+            self.nics[level].heartbeats.expect(peer, endpoint, link.incarnation)
             if link.state in (LinkState.UNWANTED, LinkState.LOST):
                 self._open(link)
             elif link.opening is not None:
                 link.opening.begin_anew()
+        if self.stand_in is not None:
+            self.stand_in.tell()
 
     def send(
         self, peer: int, level: int, header: Header, payload: memoryview | None, priority: int = 0
@@ -139,20 +143,20 @@ class LinkTransport:
 
     def heartbeat(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
         """See `Transport`."""
-        self._nics[level].heartbeats.send(peer, endpoint, incarnation)
+        self.nics[level].heartbeats.send(peer, endpoint, incarnation)
 
     def probe(self, peer: int, level: int, endpoint: Endpoint, incarnation: int = 0) -> None:
         """See `Transport`."""
         self._check_wanted(peer, level, endpoint)
         held = (peer, level) in self._stalled
-        dial = partial(self._nics[level].dial, Role.PROBE, (peer, incarnation), endpoint, held)
+        dial = partial(self.nics[level].dial, Role.PROBE, (peer, incarnation), endpoint, held)
         self._probes.start((peer, level), dial)
 
     def flows(self) -> dict[LinkKey, Flow]:
         """See `Transport`; silenced NICs do not count, as the kernel continues there."""
         found: dict[LinkKey, Flow] = {}
         for key, link in self._links.items():
-            if link.sock is not None and not self._nics[link.level].silent:
+            if link.sock is not None and not self.nics[link.level].silent:
                 with suppress(OSError):  # the end of this connection is about to be reported
                     backlog = link.queue.backlog
                     found[key] = flow_of(link.sock, backlog.moved(link.sock) if backlog else (0, 0.0))
@@ -164,7 +168,7 @@ class LinkTransport:
         for (peer, level), link in self._links.items():
             if link.sock is not None:
                 with suppress(OSError):  # the end of this connection is about to be reported
-                    late_s = self._nics[level].heartbeats.take_gap_s(peer, now)
+                    late_s = self.nics[level].heartbeats.take_gap_s(peer, now)
                     found[peer, level] = LinkVitals(*segments_of(link.sock), late_s)
         return found
 
@@ -176,7 +180,7 @@ class LinkTransport:
     @property
     def queued_nbytes(self) -> int:
         """See `Transport`; silenced NICs do not count, as nothing is sent over them."""
-        return sum(link.queued_nbytes for link in self._links.values() if not self._nics[link.level].silent)
+        return sum(link.queued_nbytes for link in self._links.values() if not self.nics[link.level].silent)
 
     def stats(self) -> dict[LinkKey, LinkStats]:
         """See `Transport`."""
@@ -185,7 +189,7 @@ class LinkTransport:
     def silence(self, level: int) -> None:
         """See `Transport`; bytes that the kernel has already may still arrive."""
         self._check_level(level)
-        nic = self._nics[level]
+        nic = self.nics[level]
         if nic.silent:
             return
         nic.silence()
@@ -202,9 +206,9 @@ class LinkTransport:
     def unsilence(self, level: int) -> None:
         """See `Transport`."""
         self._check_level(level)
-        if not self._nics[level].silent:
+        if not self.nics[level].silent:
             return
-        self._nics[level].unsilence()
+        self.nics[level].unsilence()
         self._parking.unmute(level)
         for link in self._links.values():
             if link.level == level and link.connection is not None:
@@ -213,7 +217,7 @@ class LinkTransport:
     def stand_still(self, level: int) -> None:
         """See `Transport`; connections that are made meanwhile are not held up."""
         self._check_level(level)
-        self._nics[level].heartbeats.hold()
+        self.nics[level].heartbeats.hold()
         for link in self._links.values():
             if link.level == level and link.connection is not None:
                 link.connection.mute()
@@ -221,7 +225,7 @@ class LinkTransport:
     def go_on(self, level: int) -> None:
         """See `Transport`."""
         self._check_level(level)
-        nic = self._nics[level]
+        nic = self.nics[level]
         nic.heartbeats.release()
         for link in self._links.values():
             if link.level == level and link.connection is not None and not nic.silent:
@@ -271,7 +275,7 @@ class LinkTransport:
             if sock is not None:
                 sock.close()
         self._parking.close()
-        for nic in self._nics:
+        for nic in self.nics:
             nic.close()
 
     def _connection(self, link: Link, sock: socket.socket, callbacks: LinkCallbacks) -> LinkConnection:
@@ -291,7 +295,7 @@ class LinkTransport:
     def _open_nic(self, level: int, address: str) -> None:
         incoming, heard = partial(self._incoming, level), partial(self._heard_heartbeat, level)
         nic = LocalNic(self._identity, level, address, self._poller, self._settings, incoming, heard)
-        self._nics.append(nic)
+        self.nics.append(nic)
 
     def _open(self, link: Link) -> None:
         parked = self._parking.take((link.peer, link.level), link.incarnation)
@@ -308,13 +312,13 @@ class LinkTransport:
 
         held = (link.peer, link.level) in self._stalled
         wanted = (link.peer, link.incarnation)
-        return self._nics[link.level].dial(Role.DATA, wanted, link.endpoint, held, opened, on_fail)
+        return self.nics[link.level].dial(Role.DATA, wanted, link.endpoint, held, opened, on_fail)
 
     def _restart_attempt(self, peer: int, level: int) -> None:
         """Begin a new attempt to this peer: its path has changed, which the present one does not show."""
         link = self._links.get((peer, level))
         if link is not None and link.opening is not None:
-            self._nics[level].close_socket(link.opening.abandon())
+            self.nics[level].close_socket(link.opening.abandon())
 
     def _incoming(self, level: int, sock: socket.socket, hello: Hello) -> None:
         """Take in a connection whose other side has proved the identity `hello`."""
@@ -327,7 +331,7 @@ class LinkTransport:
         if peer >= self._server:
             _LOG.warning(
                 "%s: closed a connection from server %d, which this server dials",
-                self._nics[level].name,
+                self.nics[level].name,
                 peer,
             )
             sock.close()
@@ -335,7 +339,7 @@ class LinkTransport:
         link = self._links.get((peer, level))
         if link is not None and hello.incarnation < link.incarnation:
             _LOG.warning(
-                "%s: closed a connection from an earlier incarnation of %d", self._nics[level].name, peer
+                "%s: closed a connection from an earlier incarnation of %d", self.nics[level].name, peer
             )
             sock.close()
             return
@@ -358,18 +362,20 @@ class LinkTransport:
         if (link.peer, link.level) not in self._stalled:
             release(sock)  # it may have been held when it was accepted
         _measure(link, sock)
-        link.attach(sock, partial(self._lost, link), muted=self._nics[link.level].silent)
+        link.attach(sock, partial(self._lost, link), muted=self.nics[link.level].silent)
         link.set_sndbuf(self._sndbuf_nbytes)
         self._set_pace(link.peer, link.level)
 
     def _lost(self, link: Link, kind: LostKind, why: str) -> None:
-        nic = self._nics[link.level]
+        nic = self.nics[link.level]
         nic.close_socket(link.detach(LinkState.LOST))
         name = f"{nic.name}: connection to server {link.peer} ({kind})"
         self._handler.lost(link.peer, link.level, kind, f"{name}: {why}")
 
-    def _heard_heartbeat(self, level: int, peer: int) -> None:
+    def _heard_heartbeat(self, level: int, peer: int, stands_in: bool) -> None:
         self._handler.heard(peer, level)
+        if stands_in:
+            self._handler.stood_in(peer, level)
 
     def _link(self, peer: int, level: int) -> Link:
         link = self._links.get((peer, level))
@@ -378,8 +384,8 @@ class LinkTransport:
         return link
 
     def _check_level(self, level: int) -> None:
-        if not 0 <= level < len(self._nics):
-            raise UsageError(f"server {self._server} has NICs 0 to {len(self._nics) - 1}, not {level}")
+        if not 0 <= level < len(self.nics):
+            raise UsageError(f"server {self._server} has NICs 0 to {len(self.nics) - 1}, not {level}")
 
     def _check_wanted(self, peer: int, level: int, endpoint: Endpoint) -> None:
         self._check_level(level)

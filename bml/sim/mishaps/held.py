@@ -1,0 +1,49 @@
+"""Mishaps of the interpreter's lock: a call of C holds it, and only the stand-in of the server speaks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from bml.protocol.timeouts import Timeouts
+from bml.sim.mishaps.chaos import POINTS, Mishap, Mishaps, When
+from bml.topology import Fabric
+
+_OF_PROCESSES = ("crash", "freeze", "leave", "join", "raise", "return", "endless")
+_TOO_LONG = 0.1
+"""How often the lock is held for longer than the stand-in speaks, where nothing else happens."""
+
+
+def draw_held(chance: random.Random, fabric: Fabric, timeouts: Timeouts, beside: Mishaps) -> Mishaps:
+    """One or two servers that hold the lock, for a moment or for long, at any event.
+
+    Not for long beside a mishap of the network: while all others wait for one server, hardly anything is
+    sent, and which NIC is broken is known by few of them.
+    """
+    alone, found = not beside, []
+    of_network = any(not each.kind.startswith(("coordinator", "launcher", *_OF_PROCESSES)) for each in beside)
+    for server in chance.sample(fabric.servers, chance.choice((1, 1, 2))):
+        point = chance.choice(("submit", "complete", "commit", "commit", *POINTS))
+        nth = chance.randint(1, max(1, (8 if POINTS[point] == 4 else POINTS[point]) * fabric.n_servers))
+        when = When(point, nth, chance.choice((0.0, chance.uniform(0, timeouts.detect_s))))
+        for_s = timeouts.detect_s * 10 ** chance.uniform(-1, 0.3 if of_network else 1.0)
+        if not of_network and chance.random() < 0.5:
+            for_s = chance.uniform(
+                timeouts.warm_up_s, 0.8 * timeouts.hold_s
+            )  # no coordinator is so patient else
+        if alone and chance.random() < _TOO_LONG:
+            for_s = timeouts.hold_s + timeouts.detect_s * chance.uniform(2, 10)
+        found.append(Mishap("gil", (server,), when, for_s))
+        if for_s > timeouts.detect_s and chance.random() < 0.6:
+            found.append(_meanwhile(chance, fabric, found[-1]))
+    return tuple(found)
+
+
+def _meanwhile(chance: random.Random, fabric: Fabric, held: Mishap) -> Mishap:
+    """A death soon after the lock was taken, so that a view needs the answer of the server that holds it."""
+    when = replace(held.when, after_s=held.when.after_s + held.for_s * chance.uniform(0, 0.5))
+    if chance.random() < 0.3:
+        return Mishap("coordinator-crash", (), when)
+    return Mishap(
+        "crash", (chance.choice([each for each in fabric.servers if each not in held.target]),), when
+    )
