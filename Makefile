@@ -30,9 +30,10 @@ test: $(VENV)/.ready-dev
 # sample that is drawn by the tree itself (tests/gate.py); all of them with BML_TESTS=all, as `make nightly` does.
 gate: gate-pure gate-real gate-serial
 
+SLOW := grep -rlE --include='test_*.py' 'mark\.slow|from sampled import' tests | sort
 gate-pure: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n auto --durations=20 -m "slow and not (real or ray or matrix or serial)" \
-	  $$(grep -rl --include='test_*.py' mark.slow tests | sort)
+	  $$($(SLOW))
 
 REAL := grep -rlE --include='test_*.py' 'mark\.(real|ray|matrix)' tests | sort
 gate-real: $(VENV)/.ready-dev

@@ -22,7 +22,7 @@ CANNOT = 77  #: exit status of a part that this machine cannot run
 PARTS = {
     "check": "{bin}/bml check --seeds {seed}:{end}",
     "programs": "{bin}/bml check --programs --seeds {seed}:{end}",
-    "all": "make test gate",
+    "all": "make --keep-going test gate",
     "matrix": "make test-matrix",
     "soak": "make soak SECONDS=600 SEED={seed}",
     "rdma": "tests/rdma/run.sh",
@@ -48,7 +48,11 @@ def run(name: str, seed: int) -> int:
     command = command_of(name, seed)
     print(f"== {name}: {command}", flush=True)
     began_s = time.monotonic()
-    settings = {**os.environ, "BML_FAULT_SEED": str(seed), "BML_TESTS": "all"}  # `make gate` samples else
+    settings = {
+        **os.environ,
+        "BML_FAULT_SEED": str(seed),
+        "BML_TESTS": "all",
+    }  # `make test gate` samples else
     end = subprocess.run(["bash", "-c", command], cwd=ROOT, env=settings, check=False).returncode
     took_min = (time.monotonic() - began_s) / 60
     came_to = {0: "passed", CANNOT: "not run: this machine cannot"}.get(end, f"**failed** ({end})")

@@ -299,7 +299,7 @@ def missing_in_text(text: str) -> list[str]:
     except SyntaxError:
         return []
     found = []
-    for node in nodes(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and within(node.module, ("bml",)):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -436,7 +436,7 @@ def too_large(module: str, text: str) -> list[str]:
     found = []
     if text.count("\n") > MOST_MODULE_LINES:
         found.append(f"{module}: {text.count(chr(10))} lines")
-    for node in nodes(ast.parse(text)):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0].lineno  # options of a command are a table above it, and no part of it
             lines = (node.end_lineno or first) - first + 1

@@ -148,6 +148,29 @@ def test_the_seed_follows_from_what_is_tested(tmp_path: Path) -> None:
     assert before == gate.seed_from(tmp_path)
     (tmp_path / "bml" / "a.py").write_text("a = 2\n")
     assert gate.seed_from(tmp_path) != before
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "bml" / "faults").symlink_to("../faults")
+    before = gate.seed_from(tmp_path)
+    (tmp_path / "faults" / "b.py").write_text("b = 1\n")
+    assert gate.seed_from(tmp_path) != before
+
+
+@pytest.mark.slow
+def test_the_gate_looks_at_every_file_that_has_long_tests() -> None:
+    """It looks for marks in the text of files; six files had theirs from a function, and never ran there."""
+    marks = "slow and not (real or ray or matrix or serial)"
+    listed = said_by("make", "--no-print-directory", "--eval=listed: ; @$(SLOW)", "listed").split()
+    found = said_by(sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", marks, BML_TESTS="all")
+    assert {line.partition("::")[0] for line in found.splitlines() if "::" in line} <= {*listed}
+    assert "::" in found
+
+
+def said_by(*command: str, **settings: str) -> str:
+    environment = {**os.environ, **settings}
+    done = subprocess.run(
+        command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=200, check=True
+    )
+    return done.stdout
 
 
 def test_a_file_with_a_fixture_of_its_module_stays_together(tmp_path: Path) -> None:

@@ -146,17 +146,19 @@ class Aside(Generic[_T]):
 
 
 def refuse_green_threads() -> None:
-    """Raise UsageError if gevent or eventlet has replaced what Python has for threads, sockets or processes.
+    """Raise UsageError if gevent or eventlet has replaced modules of Python in this process.
 
-    Theirs run one at a time, and only where one of them waits: a server must be heard while its training
-    function computes.
+    Their threads run one at a time, and only where one of them waits: a server must be heard while its
+    training function computes.
     """
     for library, module, replaced in (
         ("gevent", "gevent.monkey", "saved"),
         ("eventlet", "eventlet.patcher", "already_patched"),
     ):
-        if getattr(sys.modules.get(module), replaced, None):
+        saved = getattr(sys.modules.get(module), replaced, {})
+        names = sorted(name for name in saved if not name.startswith("_"))
+        if names:
             raise UsageError(
-                f"{library} has replaced Python's own threads, sockets or processes in this process, and bml "
-                f"needs them: start the job from a program that lets {library} replace nothing"
+                f"{library} has replaced {', '.join(names)} of Python in this process, and bml needs "
+                f"Python's own: start the job from a program that lets {library} replace nothing"
             )

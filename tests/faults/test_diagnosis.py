@@ -128,7 +128,15 @@ def test_failures_come_one_after_another() -> None:
             assert fabric.is_connected
 
 
-@pytest.mark.parametrize(("shape", "n"), [("switch:6", 60), ("switch:9", 60), ("fattree:4", 15)])
+@pytest.mark.parametrize(
+    ("shape", "n"),
+    [
+        ("switch:6", 60),
+        ("switch:9", 60),
+        ("fattree:4", 15),
+        pytest.param("fattree:4", 60, marks=pytest.mark.slow),
+    ],
+)
 def test_the_living_are_not_blamed_where_more_are_dead(shape: str, n: int) -> None:
     """To blame the few that live would explain as much with fewer failures: but they hear each other."""
     fabric = parse(shape)

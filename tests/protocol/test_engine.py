@@ -32,7 +32,6 @@ def floats(fabric: Fabric, n: int, seed: int) -> dict[int, np.ndarray]:
     return {server: chance.standard_normal(n).astype(np.float32) for server in fabric.servers}
 
 
-@pytest.mark.few(18)
 @pytest.mark.parametrize(("fabric", "algorithm"), SAMPLED, ids=NAMES)
 def test_every_server_ends_with_the_sum(fabric: Fabric, algorithm: str) -> None:
     made = programs(fabric, algorithm)
@@ -49,7 +48,6 @@ def test_every_server_ends_with_the_sum(fabric: Fabric, algorithm: str) -> None:
             assert np.array_equal(inputs[server], kept[server]), "an input was written"
 
 
-@pytest.mark.few(18)
 @pytest.mark.parametrize(("fabric", "algorithm"), SAMPLED, ids=NAMES)
 def test_float_sums_have_the_same_bits_whatever_the_order_and_the_cut(fabric: Fabric, algorithm: str) -> None:
     made, inputs = programs(fabric, algorithm), floats(fabric, 53, 5)

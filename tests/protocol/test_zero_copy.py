@@ -103,7 +103,6 @@ def vectors(fabric: Fabric, n: int) -> dict[int, Any]:
     return {server: chance.integers(-(2**40), 2**40, n) for server in fabric.servers}
 
 
-@pytest.mark.few(18)
 @pytest.mark.parametrize(
     ("fabric", "algorithm"), one_of_each(kind_of, CASES), ids=[f"{f} by {a}" for f, a in CASES]
 )

@@ -329,7 +329,6 @@ def test_the_last_end_may_get_lost_with_its_connection(steps: int) -> None:
 # --- seeds that once broke a promise -----------------------------------------------------------------
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("fabric", "mishaps"),
     [

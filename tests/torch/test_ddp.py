@@ -11,7 +11,6 @@ from forked_ranks import run_group, run_groups  # noqa: E402
 pytestmark = pytest.mark.real
 
 
-@pytest.mark.smoke
 def test_two_ranks_train_to_the_bits_of_gloo() -> None:
     ours, theirs = run_groups(2, "train", [{"backend": backend} for backend in ("bml", "gloo")])
     assert len({rank["digest"] for rank in ours + theirs}) == 1
@@ -26,7 +25,7 @@ def test_four_ranks_train_as_with_gloo() -> None:
     )
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.smoke), 2])
 def test_survivors_of_a_kill_end_well_and_alike(victim: int) -> None:
     found = run_group(4, "train", backend="bml", kill=victim)
     assert found.pop(victim) == -9

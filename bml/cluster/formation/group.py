@@ -165,8 +165,8 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     joins the group: it returns at once, and is let in when it comes to its first boundary.
 
     Raises StartError if not all ranks appear within `start_s`, with the missing ranks, and if the group lets
-    no rank in again. Raises UsageError for a rank, size or settings that cannot be, FabricError if this
-    machine cannot open what the group needs.
+    no rank in again. Raises UsageError for a rank, size or settings that cannot be, and where gevent or
+    eventlet has replaced threads; FabricError if this machine cannot open what the group needs.
     """
     refuse_green_threads()
     settings = settings or Settings()

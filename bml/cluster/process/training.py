@@ -19,6 +19,7 @@ from bml.cluster.spec.ending import packed, text_of, trace_of
 from bml.cluster.spec.job import Contacts, ServerReport
 from bml.cluster.spec.leaving import LEFT
 from bml.errors import FabricError, InvariantError, StateMismatch, StepMismatch, TooFewServers, TooSlow
+from bml.io.interruptible import refuse_green_threads
 from bml.train.session import Session
 
 _SWITCH_S = 0.0001
@@ -94,6 +95,7 @@ def _loaded(pickled: bytes) -> Train:
     """Return the training function; if it cannot be loaded here, return one that raises the reason."""
     try:
         train = unpack(pickled)
+        refuse_green_threads()  # before this server has threads
     except BaseException as error:
         text = f"the training function cannot be loaded here: {type(error).__name__}: {text_of(error)}"
         cause = error
