@@ -160,7 +160,9 @@ def test_every_signal_that_ends_a_command_leaves_nothing(
             line = process.stdout.readline()
         assert line
         family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) == 7, "servers, the coordinator, where they were born, and what is to wake one"
+        assert len(family) == 11, (
+            "servers, stand-ins, the coordinator, the fork server, and what is to wake one"
+        )
         commands.interrupt(process, number)
         _, stderr = process.communicate(timeout=20)
     assert process.returncode == status
