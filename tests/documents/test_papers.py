@@ -29,7 +29,7 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "job-completion": partial(trainings.job_completion, ("resnet50",), (10, 40)),
 }
 #: Figures of long simulations: for the gate, and what cannot be sampled for the nightly run.
-SLOW = {"packet-times": 3, "uplink-flows": 3, "job-completion": 3, "fat-tree-bcube": 0}
+SLOW = {"pauses": 3, "packet-times": 3, "uplink-flows": 3, "job-completion": 3, "fat-tree-bcube": 0}
 NUMBERS = ("published", "ours", "ratio")
 ENDS = ("least", "most")
 

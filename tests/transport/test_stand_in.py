@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from wires import DEADLINE_S, JOB, TOKEN, Wires
+from wires import DEADLINE_S, JOB, TOKEN, Wires, open_fds
 
 from bml.transport import Identity
 from bml.transport.links import stand_in_process
@@ -115,11 +115,13 @@ def test_a_view_changes_to_whom_it_speaks() -> None:
 
 def test_nothing_is_left_of_it() -> None:
     with expecting() as wires:
+        before = open_fds()
         stand_in = started(wires)
         (process,) = psutil.Process().children()
         stand_in.close()
         stand_in.close()
         assert not process.is_running()
+        assert open_fds() == before
 
 
 def test_a_server_without_one_goes_on(

@@ -100,6 +100,7 @@ class StandIn:
     def close(self) -> None:
         """End the process, and wait until it has ended. Idempotent."""
         self._channel.close()
+        self._page.close()
         process, self._process = self._process, None
         if process is not None:
             try:
