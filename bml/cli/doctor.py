@@ -40,7 +40,7 @@ _MEANING = {
     "detect_s": "the setting: silence after which a failure is suspected; it is noticed within 1.25 detect_s",
     "answer_s": "1.5 detect_s: a suspected server that does not answer has failed; others have 3 times it",
     "connect_s": "4 detect_s: a connection that cannot be made in this time counts as lost",
-    "hold_s": "60 detect_s: a server whose interpreter's lock is held is awaited for so long",
+    "hold_s": "60 detect_s, half of orphan_s at most: a server whose interpreter's lock is held is awaited",
     "warm_up_s": "silence that is tolerated before the second step is committed: imports, first kernels",
     "start_s": "every server must have started within this time; at least 8 detect_s",
     "orphan_s": "2 start_s: a server that needs a view and hears from no coordinator gives up",

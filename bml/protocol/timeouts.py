@@ -60,7 +60,8 @@ class Timeouts:
     start_s: float
     #: A server that needs a view from a coordinator gives up after this.
     orphan_s: float
-    #: So long the stand-in of a server speaks while its loop does not turn, and it is awaited.
+    #: So long the stand-in of a server speaks while its loop does not turn, and it is awaited. The others may
+    #: wait for the view meanwhile, and must not take the coordinator for gone.
     hold_s: float = _HOLDS * DEFAULT_DETECT_S
 
     @classmethod
@@ -71,6 +72,7 @@ class Timeouts:
         """
         if not 0.05 <= detect_s <= 60:
             raise UsageError(f"detect_s is {detect_s}: give 0.05 to 60 seconds (default {DEFAULT_DETECT_S})")
+        orphan_s = 2 * max(start_s, 8 * detect_s)
         made = cls(
             detect_s=detect_s,
             heartbeat_s=detect_s / 5,
@@ -80,8 +82,8 @@ class Timeouts:
             connect_s=4 * detect_s,
             warm_up_s=max(_WARM_UP_S, 5 * detect_s),
             start_s=max(start_s, 8 * detect_s),
-            orphan_s=2 * max(start_s, 8 * detect_s),
-            hold_s=_HOLDS * detect_s,
+            orphan_s=orphan_s,
+            hold_s=min(_HOLDS * detect_s, orphan_s / 2),
         )
         made.check()
         return made

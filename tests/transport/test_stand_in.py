@@ -146,7 +146,7 @@ from test_stand_in import expecting, neighbours, started
 wires = expecting()
 stand_in = started(wires)
 stand_in.begin(neighbours(wires))
-print(stand_in._process.pid, flush=True)
+print(stand_in._running.process.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -162,14 +162,32 @@ def test_it_ends_with_a_server_that_is_killed() -> None:
         os.close(ends)
 
 
+def test_one_that_has_ended_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with expecting() as wires:
+        stand_in = started(wires)
+        (process,) = psutil.Process().children()
+        stand_in.begin(neighbours(wires))
+        wires.until(lambda: wires.handlers[1].held_ones, "it speaks")
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            process.send_signal(number)  # as to all processes of a step of Slurm
+        before = len(wires.handlers[1].held_ones)
+        wires.until(lambda: len(wires.handlers[1].held_ones) > before + 5, "it goes on")
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        for _ in range(3):
+            stand_in.turned()
+        stand_in.close()
+    assert caplog.text.count("the stand-in has ended") == 1
+
+
 def test_a_process_that_is_stopped_or_dead_is_not_spoken_for() -> None:
     with subprocess.Popen([sys.executable, "-Sc", "input()"], stdin=subprocess.PIPE) as process:
-        assert not stand_in_process._is_stopped(process.pid)
+        assert not stand_in_process._is_gone(process.pid)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        assert stand_in_process._is_stopped(process.pid)
+        assert stand_in_process._is_gone(process.pid)
         process.send_signal(signal.SIGCONT)
         os.waitid(os.P_PID, process.pid, os.WCONTINUED)
-        assert not stand_in_process._is_stopped(process.pid)
+        assert not stand_in_process._is_gone(process.pid)
         process.kill()
-    assert stand_in_process._is_stopped(process.pid)
+    assert stand_in_process._is_gone(process.pid)

@@ -176,11 +176,11 @@ class Assembly(ServerShell):
 
     def close(self) -> None:
         """See ServerShell."""
+        self.stand_in.close()
         self.outlook.close()
         self.loop.close()
         self.nics.close()
         self.line.close()
-        self.stand_in.close()
         self.opened.transport.close()
         self.poller.close()
         self.runner.close()

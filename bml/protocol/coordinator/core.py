@@ -309,7 +309,7 @@ class Coordinator:
             case msg.Suspect():
                 return self._suspected(message, now) if server in self.members else []
             case msg.Held(_, peer):
-                self._findings.held_at[peer] = now
+                self._findings.held(peer, now if server in self.members else None)
                 return []
             case msg.Interrupted():
                 return self._interrupted(message, now) if server in self.members else []

@@ -63,7 +63,6 @@ class HeartbeatSocket:
         sealed = seal_heartbeat(me.token, me.job, heartbeat)
         if self._held is None:
             self._send(sealed, endpoint)
-            self._sent[peer] = endpoint, incarnation
         else:
             self._held.append((sealed, endpoint))
 
@@ -72,7 +71,7 @@ class HeartbeatSocket:
             self._sock.sendto(sealed, endpoint)
 
     def take_sent(self) -> dict[int, tuple[Endpoint, int]]:
-        """The peers that were sent heartbeats, or became known, since this was asked last."""
+        """The peers that were sent heartbeats, or are wanted, since this was asked last."""
         sent, self._sent = self._sent, {}
         return sent
 
@@ -87,8 +86,9 @@ class HeartbeatSocket:
 
     def expect(self, peer: int, endpoint: Endpoint, incarnation: int) -> None:
         """Expect heartbeats of this peer from this endpoint, in this incarnation; a new one counts from 0."""
+        self._sent[peer] = endpoint, incarnation
         if self._known.get(peer) != (endpoint, incarnation):
-            self._known[peer] = self._sent[peer] = (endpoint, incarnation)
+            self._known[peer] = (endpoint, incarnation)
             self._latest.pop(peer, None)
             self._gaps.pop(peer, None)
 

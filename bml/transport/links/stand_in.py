@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from bml.io.forks import close_on_fork, no_fork
 from bml.transport.handshake.auth import Identity
@@ -49,23 +50,13 @@ class StandIn:
     ) -> None:
         self._heartbeats = heartbeats
         self._peers, self._told = PeersByLevel(), PeersByLevel()
-        self._process: subprocess.Popen[bytes] | None = None
-        page = os.memfd_create("bml-turned", os.MFD_CLOEXEC)
-        os.ftruncate(page, _TURNED.size)
-        self._page = mmap.mmap(page, _TURNED.size)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel = close_on_fork(ours)
-        me = identity
-        needs = me.token.hex(), me.job.hex(), me.server, me.incarnation, heartbeat_s, hold_s
-        self._channel.send(" ".join(map(str, needs)).encode())
-        self._channel.setblocking(False)
+        self._running: _Running | None = None
+        needs = identity.token.hex(), identity.job.hex(), identity.server, identity.incarnation
         try:
-            self._process = _started(theirs.fileno(), page, [each.fileno() for each in heartbeats])
+            self._running = _started([each.fileno() for each in heartbeats])
+            self._running.channel.send(" ".join(map(str, (*needs, heartbeat_s, hold_s))).encode())
         except OSError as error:
-            _LOG.warning("server %d has no stand-in: %s", me.server, error)
-        finally:
-            theirs.close()
-            os.close(page)
+            _LOG.warning("server %d has no stand-in: %s", identity.server, error)
 
     def begin(self, neighbours: PeersByLevel) -> None:
         """The loop begins. Before the first view heartbeats go to all neighbours: some have it earlier."""
@@ -74,7 +65,11 @@ class StandIn:
 
     def turned(self) -> None:
         """The loop has turned, and sent the heartbeats that were due."""
-        _TURNED.pack_into(self._page, 0, time.monotonic_ns())
+        if self._running is not None:
+            _TURNED.pack_into(self._running.page, 0, time.monotonic_ns())
+            if self._running.process.poll() is not None:
+                _LOG.warning("the stand-in has ended: a held lock is taken for a dead server from now on")
+                self.close()
         self.tell()
 
     def tell(self) -> None:
@@ -84,9 +79,9 @@ class StandIn:
                 self._peers[level] = {}
             elif sent := heartbeats.take_sent():
                 self._peers[level] = sent
-        if self._peers != self._told:
+        if self._running is not None and self._peers != self._told:
             with suppress(OSError):  # it is stopped, or gone; the next turn tries again
-                self._channel.send(self._lines())
+                self._running.channel.send(self._lines())
                 self._told = self._peers.copy()
 
     def _lines(self) -> bytes:
@@ -99,23 +94,48 @@ class StandIn:
 
     def close(self) -> None:
         """End the process, and wait until it has ended. Idempotent."""
-        self._channel.close()
-        self._page.close()
-        process, self._process = self._process, None
-        if process is not None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.channel.close()
+            running.page.close()
             try:
-                process.wait(_ENDS_WITHIN_S)
+                running.process.wait(_ENDS_WITHIN_S)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                running.process.kill()
+                running.process.wait()
 
 
-def _started(channel: int, page: int, nics: list[int]) -> subprocess.Popen[bytes]:
-    passed = [channel, page, *nics]
+class _Running(NamedTuple):
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    page: mmap.mmap
+
+
+def _started(nics: list[int]) -> _Running:
+    if not sys.executable:
+        raise OSError("this program has no interpreter of its own to start one")
+    page = os.memfd_create("bml-turned", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(page, _TURNED.size)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            process = _process_with([theirs.fileno(), page, *nics])
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        return _Running(process, close_on_fork(ours), mmap.mmap(page, _TURNED.size))
+    finally:
+        os.close(page)
+
+
+def _process_with(descriptors: list[int]) -> subprocess.Popen[bytes]:
     with no_fork():
         return subprocess.Popen(
-            [sys.executable, "-IS", str(_PROGRAM), *map(str, passed)],
-            pass_fds=passed,
+            [sys.executable, "-IS", str(_PROGRAM), *map(str, descriptors)],
+            pass_fds=descriptors,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
