@@ -45,7 +45,7 @@ MATRIX_BREAKS: dict[str, Part] = {
     "leave": "server",
     "exception": "",
     "exit": "server",
-    "gil": "server",
+    "gil": "",
     "flap": "",
     "coordinator": "",
     "freeze:coordinator": "",
