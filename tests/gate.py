@@ -46,12 +46,8 @@ _SAMPLED = os.environ.get("BML_TESTS") == "sample"
 def seed_from(root: Path) -> int:
     """A number from the names and the bytes of what is tested and of its tests."""
     digest = hashlib.sha256()
-    folders = (
-        "bml",
-        "faults",
-        "topology",
-        "tests",
-    )  # rglob does not follow the links bml/faults, bml/topology
+    # rglob does not follow the links bml/faults and bml/topology
+    folders = ("bml", "faults", "topology", "tests")
     for path in sorted(path for folder in folders for path in (root / folder).rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return int.from_bytes(digest.digest()[:4], "big") >> 1

@@ -308,8 +308,8 @@ class Coordinator:
                 return self._ending.deposed(term)
             case msg.Suspect():
                 return self._suspected(message, now) if server in self.members else []
-            case msg.Held(_, peer):
-                self._findings.held(peer, now if server in self.members else None)
+            case msg.Held(_, peer) if server in self.members:
+                self._findings.held_at[peer] = now
                 return []
             case msg.Interrupted():
                 return self._interrupted(message, now) if server in self.members else []
@@ -348,8 +348,8 @@ class Coordinator:
                     return [*answer, *self._not_let_in(server, now)]
                 noted = self._noted(server, outcome, step)
                 return [*answer, *noted, *self._ended(server, outcome, error, now)]
-            case msg.Inject():
-                return []  # for the shell alone
+            case msg.Inject() | msg.Held():
+                return []  # for the shell alone, or of a server that is out
 
     def _leaves(self, server: int, why: str, now: float) -> list[Instruction]:
         """A server was asked to leave: its contribution is not in the next step, so act at once."""

@@ -31,7 +31,7 @@ class Findings:
         self.stale: set[int] = set()
         """Members that do not act on the view, or have lost connections that can be made again: they need
         another view."""
-        self._held_at: dict[int, float] = {}
+        self.held_at: dict[int, float] = {}
         """When a server was last said to live without its loop turning."""
         self.fresh = False
         self.since_s = now
@@ -53,14 +53,9 @@ class Findings:
         said = (*self._suspicions, *self._doubted)
         return any(peer == server != observer and observer in observers for observer, peer, _ in said)
 
-    def held(self, server: int, now: float | None) -> None:
-        """The stand-in of this server was heard; `now` is None if nobody says so who is to be believed."""
-        if now is not None:
-            self._held_at[server] = now
-
     def is_held(self, server: int, now: float) -> bool:
         """Whether the stand-in of this server is heard: it lives, and answers nothing now."""
-        return now - self._held_at.get(server, -inf) <= self._timeouts.answer_s
+        return now - self.held_at.get(server, -inf) <= self._timeouts.answer_s
 
     @property
     def texts(self) -> list[str]:

@@ -38,6 +38,7 @@ PeersByLevel = dict[int, dict[int, tuple[Endpoint, int]]]
 
 class StandIn:
     """Runs a stand-in for the server of `identity` that sends heartbeats by these sockets, one a NIC.
+
     Without one, as where no process can be started, a held lock is taken for a dead server: that is logged.
     """
 
@@ -90,7 +91,7 @@ class StandIn:
             for level, peers in self._peers.items()
             for peer, ((host, port), incarnation) in peers.items()
         )
-        return ("\n".join(lines) + "\n").encode()  # an empty message would be the end
+        return ("\n".join(lines) + "\n").encode()  # to nobody, too: an empty message would be the end
 
     def close(self) -> None:
         """End the process, and wait until it has ended. Idempotent."""

@@ -52,7 +52,7 @@ def main(channel: int, page: int, *nics: int) -> None:
             message = os.read(channel, 1 << 20)
             if not message:
                 return
-            lines = [line.split() for line in message.decode().splitlines()]
+            lines = [line.split() for line in message.decode().splitlines() if line]
             continue
         late_s = (time.monotonic_ns() - int.from_bytes(turned[:8], sys.byteorder)) / 1e9
         if not _TOO_LATE * interval_s <= late_s <= hold_s or _is_gone(process):
