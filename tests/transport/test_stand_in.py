@@ -124,7 +124,8 @@ def test_a_view_changes_to_whom_it_speaks() -> None:
         for observer in (1, 2):
             wires.transports[observer].nics[0].heartbeats.expect(0, wires.transports[0].endpoints[0], 0)
         stand_in = wires.transports[0].stand_in = started(wires)
-        stand_in.begin({0: {1: (wires.transports[1].endpoints[0], 0)}})
+        stand_in.begin({})
+        wires.transports[0].set_peers({(1, 0): wires.transports[1].endpoints[0]})
         wires.until(lambda: wires.handlers[1].held_ones, "it speaks to server 1")
         assert wires.handlers[2].held_ones == []
         both = {(peer, 0): wires.transports[peer].endpoints[0] for peer in (1, 2)}
