@@ -321,6 +321,11 @@ def give_up_a_server_that_is_held(patch: Patch) -> None:
     patch.setattr(Findings, "is_held", lambda self, server, now: False)
 
 
+def give_up_whom_nobody_can_hear(patch: Patch) -> None:
+    """A silent server is awaited no longer where all its neighbours are silent, too."""
+    patch.setattr(Agreement, "bear_common_silence", lambda self, now: None)
+
+
 PLANTED: tuple[Callable[[Patch], None], ...] = (
     skip_the_fence,
     work_on_while_frozen,
@@ -350,6 +355,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     plan_with_old_rates,
     judge_by_one_round,
     give_up_a_server_that_is_held,
+    give_up_whom_nobody_can_hear,
 )
 
 PLANTED_IN_SHARED_MEMORY: tuple[Callable[[Patch], None], ...] = (take_a_torn_sum, leave_without_a_word)

@@ -234,6 +234,14 @@ def test_a_server_that_holds_the_lock_is_awaited_though_another_one_dies(held_s:
     assert all("server:4" not in record.view.failures for record in simulation.machines[0].core.views)
 
 
+@pytest.mark.parametrize("held_s", [2.0, 20.0])
+def test_servers_that_all_hold_the_lock_are_awaited_though_one_dies_meanwhile(held_s: float) -> None:
+    """Nobody's loop turns, so no server can say of another one that its stand-in speaks."""
+    held = [Mishap("gil", (server,), at("commit", 60), held_s) for server in range(9) if server != 2]
+    simulation = simulate("bcube:3x2", *held, Mishap("crash", (2,), at("commit", 60, 0.01)), steps=12)
+    assert done(simulation) == [0, 1, 3, 4, 5, 6, 7, 8]
+
+
 def test_a_server_that_holds_the_lock_for_too_long_is_evicted() -> None:
     """After hold_s, which is 30 s, and a silence."""
     simulation = simulate("bcube:3x2", Mishap("gil", (4,), at("commit", 60), 33.0), steps=12)

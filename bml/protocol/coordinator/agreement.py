@@ -118,6 +118,32 @@ class Agreement:
             self.last_answer_by = max(self.last_answer_by, now + self._timeouts.answer_s)
         self.answer_by = min(self.answer_by + (gap_s if was_stopped else late_s), self.last_answer_by)
 
+    def bear_common_silence(self, now: float) -> None:
+        """Give more time while a server is silent of which nobody can tell whether it lives.
+
+        What stopped it may have stopped its neighbours, too, such as a pause of the machine or a lock that
+        each of them holds: none of them hears its stand-in. Not if a server that the view excludes misses a
+        member: the excluded ones may go on alone.
+        """
+        until = self._asked_at + self._timeouts.hold_s
+        if self.ballot is None or now >= until or not self._is_untold(self.ballot):
+            return
+        self.answer_by = max(self.answer_by, min(now + self._timeouts.answer_s, until))
+        self.last_answer_by = max(self.last_answer_by, self.answer_by)
+
+    def _is_untold(self, ballot: Ballot) -> bool:
+        silent, members = ballot.silent, frozenset(ballot.members)
+        outside = [server for server in self._fabric.servers if server not in members]
+        if any(self.findings.suspects(server, outside) for server in members):
+            return False
+        left, answered = self._fabric.without(*ballot.next.failures), members.difference(silent)
+        levels = range(left.levels)
+        return any(
+            server not in self.findings.gone
+            and answered.isdisjoint(peer for level in levels for peer in left.neighbours(server, level))
+            for server in silent
+        )
+
     def has_run_for_s(self, now: float) -> float:
         """For how many seconds the coordinator has run without a pause."""
         return now - self._back_at
@@ -140,8 +166,7 @@ class Agreement:
         newcomers = self.ballot.newcomers if self.ballot else ()
         if now < self.last_answer_by:
             # Those that the view excludes may be cut off; they count only where all members are silent.
-            answered = self.ballot is not None and len(self.ballot.silent) < len(self.ballot.members)
-            observers = self.ballot.members if self.ballot and answered else self._fabric.servers
+            observers = self.ballot.members if self.ballot and self.ballot.answered else self._fabric.servers
             late = [each for each in late if self.findings.suspects(each, observers) or each in newcomers]
         if now < self._asked_at + self._timeouts.hold_s:
             late = [each for each in late if not self.findings.is_held(each, now)]

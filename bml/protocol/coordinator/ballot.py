@@ -35,6 +35,11 @@ class Ballot:
         return self.next.incarnation(server)
 
     @property
+    def answered(self) -> bool:
+        """Whether any member has answered what was asked last."""
+        return len(self.silent) < len(self.members)
+
+    @property
     def silent(self) -> list[int]:
         """The members whose answer is missing: the status, then the acceptance of the proposal."""
         answered = self.statuses.keys() if self.proposal is None else self.accepted

@@ -12,6 +12,8 @@ from bml.topology import Fabric
 _OF_PROCESSES = ("crash", "freeze", "leave", "join", "raise", "return", "endless")
 _TOO_LONG = 0.1
 """How often the lock is held for longer than the stand-in speaks, where nothing else happens."""
+_BY_ALL = 0.2
+"""How often all servers hold the lock at once and one dies meanwhile, where nothing else happens."""
 
 
 def draw_held(chance: random.Random, fabric: Fabric, timeouts: Timeouts, beside: Mishaps) -> Mishaps:
@@ -21,6 +23,8 @@ def draw_held(chance: random.Random, fabric: Fabric, timeouts: Timeouts, beside:
     sent, and which NIC is broken is known by few of them.
     """
     alone, found = not beside, []
+    if alone and chance.random() < _BY_ALL:
+        return _by_all(chance, fabric, timeouts)
     of_network = any(not each.kind.startswith(("coordinator", "launcher", *_OF_PROCESSES)) for each in beside)
     for server in chance.sample(fabric.servers, chance.choice((1, 1, 2))):
         point = chance.choice(("submit", "complete", "commit", "commit", *POINTS))
@@ -47,3 +51,16 @@ def _meanwhile(chance: random.Random, fabric: Fabric, held: Mishap) -> Mishap:
     return Mishap(
         "crash", (chance.choice([each for each in fabric.servers if each not in held.target]),), when
     )
+
+
+def _by_all(chance: random.Random, fabric: Fabric, timeouts: Timeouts) -> Mishaps:
+    """All servers but one hold the lock at once, and that one dies: nobody is left to tell of the others."""
+    dies = chance.choice(fabric.servers)
+    when = When("commit", chance.randint(1, 4 * fabric.n_servers), 0.0)
+    longest_s = 0.8 * timeouts.hold_s
+    holds = [
+        Mishap("gil", (server,), when, chance.uniform(longest_s / 10, longest_s))
+        for server in fabric.servers
+        if server != dies
+    ]
+    return (*holds, Mishap("crash", (dies,), replace(when, after_s=chance.uniform(0, longest_s / 10))))
