@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -130,8 +129,3 @@ def children() -> set[int]:
         with suppress(FileNotFoundError):  # a thread that has ended meanwhile
             found.update(map(int, (task / "children").read_text().split()))
     return found
-
-
-def descriptors() -> int:
-    """Open file descriptors of this process."""
-    return len(os.listdir("/proc/self/fd"))

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jobs
 import numpy as np
 import pytest
+from descriptors import opened
 
 import bml.cluster.steps.meeting
 import bml.predict.pace
@@ -146,7 +146,7 @@ def measure(world: World) -> tuple[dict[str, int], dict[str, int]]:
         for path, size in tables(thing, name):
             sizes[path] = sizes.get(path, 0) + size
     process = {
-        "descriptors": jobs.descriptors(),
+        "descriptors": len(opened()),
         "threads": threading.active_count(),
         "resident_nbytes": resident_nbytes,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jobs
 import numpy as np
 import pytest
+from descriptors import opened
 
 import bml
 from bml.errors import StartError, TooFewServers, UsageError
@@ -221,10 +222,10 @@ def test_a_job_that_cannot_be_is_refused_before_anything_starts(
 
 @pytest.mark.smoke
 def test_nothing_is_left_behind() -> None:
-    processes, descriptors = jobs.children(), jobs.descriptors()
+    processes, descriptors = jobs.children(), opened()
     jobs.launch(jobs.descend, "bcube:2x2", faults=["kill:1@step=5", "freeze:3@step=9"], min_servers=2)
-    assert jobs.children() == processes
-    assert jobs.descriptors() == descriptors
+    assert jobs.children() <= processes
+    assert opened() <= descriptors
 
 
 def test_a_server_that_dies_at_start_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import commands
 import jobs
 import numpy as np
 import pytest
+from descriptors import opened
 
 import bml
 from bml.cluster.spec.job import JobSpec
@@ -76,11 +77,11 @@ def check_exact(result: bml.Result, survivors: set[int]) -> None:
     ["bcube:2x1", "bcube:2x2", pytest.param("bcube:3x2", marks=pytest.mark.smoke), "torus:3x2"],
 )
 def test_sums_are_exact_and_nothing_is_left(fabric: str) -> None:
-    before, descriptors = left_behind(), jobs.descriptors()
+    before, descriptors = left_behind(), opened()
     result = jobs.launch(counted, fabric, transport="shm")
     check_exact(result, set(JobSpec(fabric).parsed_fabric().servers))
     assert left_behind() == before
-    assert jobs.descriptors() <= descriptors
+    assert opened() <= descriptors
 
 
 @pytest.mark.parametrize(

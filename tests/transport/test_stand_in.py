@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from wires import DEADLINE_S, JOB, TOKEN, Wires, open_fds, polled
+from descriptors import opened
+from wires import DEADLINE_S, JOB, TOKEN, Wires, polled
 
 from bml.transport import Identity
 from bml.transport.links import stand_in_process
@@ -140,13 +141,13 @@ def test_a_view_changes_to_whom_it_speaks() -> None:
 
 def test_nothing_is_left_of_it() -> None:
     with expecting() as wires:
-        before = open_fds()
+        before = opened()
         stand_in = started(wires)
         (process,) = psutil.Process().children()
         stand_in.close()
         stand_in.close()
         assert not process.is_running()
-        assert open_fds() == before
+        assert opened() <= before
 
 
 def test_a_server_without_one_goes_on(
@@ -178,7 +179,7 @@ sys.stdin.read()
 
 def test_it_ends_with_a_server_that_is_killed() -> None:
     folder = Path(__file__).parent
-    command = [sys.executable, "-c", _SERVER, str(folder), str(folder.parents[1])]
+    command = [sys.executable, "-c", _SERVER, *map(str, (folder, *folder.parents[:2]))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         ends = os.pidfd_open(int(server.stdout.readline()))

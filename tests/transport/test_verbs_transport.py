@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from descriptors import opened
 from fake_rdma import SETTINGS, VerbsWires
-from wires import Recorder, header, open_fds, polled
+from wires import Recorder, header, polled
 
 from bml.protocol.wire.frame import HEADER_NBYTES
 from bml.transport import DROP, WAIT, Kind
@@ -18,9 +19,9 @@ from bml.transport.verbs.settings import VerbsSettings
 
 @pytest.fixture(autouse=True)
 def no_descriptor_is_left() -> Iterator[None]:
-    before = open_fds()
+    before = opened()
     yield
-    assert open_fds() <= before
+    assert opened() <= before
 
 
 def test_many_random_slices_land_in_place_without_a_copy() -> None:

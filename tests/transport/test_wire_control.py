@@ -7,7 +7,8 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from wires import JOB, TOKEN, open_fds, read_all, until
+from descriptors import opened
+from wires import JOB, TOKEN, read_all, until
 
 from bml.topology.errors import FabricError, UsageError
 from bml.transport import COORDINATOR, Channel, ControlListener, End, Hello, Identity, Poller, Role, dial
@@ -75,11 +76,11 @@ class Desk:
 
 @pytest.fixture
 def desk() -> Iterator[Desk]:
-    before = open_fds()
+    before = opened()
     desk = Desk()
     yield desk
     desk.close()
-    assert open_fds() <= before
+    assert opened() <= before
 
 
 def test_messages_both_ways_in_order(desk: Desk) -> None:

@@ -6,7 +6,8 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from wires import JOB, TOKEN, Wires, header, heartbeat, nic, open_fds, polled, read_all
+from descriptors import opened
+from wires import JOB, TOKEN, Wires, header, heartbeat, nic, polled, read_all
 
 from bml.io.sendqueue import Counters, SendQueue
 from bml.protocol.wire.frame import pack
@@ -17,9 +18,9 @@ from bml.transport.handshake.sealing import Heartbeat, seal_heartbeat
 
 @pytest.fixture(autouse=True)
 def no_descriptor_is_left() -> Iterator[None]:
-    before = open_fds()
+    before = opened()
     yield
-    assert open_fds() <= before
+    assert opened() <= before
 
 
 def test_a_silent_nic_says_nothing_and_hears_nothing() -> None:

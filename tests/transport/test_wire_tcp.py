@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wires import JOB, TOKEN, Recorder, Wires, header, heartbeat, nic, open_fds, polled, until
+from descriptors import opened
+from wires import JOB, TOKEN, Recorder, Wires, header, heartbeat, nic, polled, until
 
 from bml.protocol.wire.frame import HEADER_NBYTES
 from bml.topology.errors import FabricError, InvariantError, UsageError
@@ -19,9 +20,9 @@ from bml.transport.handshake.auth import Identity
 
 @pytest.fixture(autouse=True)
 def no_descriptor_is_left() -> Iterator[None]:
-    before = open_fds()
+    before = opened()
     yield
-    assert open_fds() <= before
+    assert opened() <= before
 
 
 def test_every_connection_is_bound_to_its_nic() -> None:

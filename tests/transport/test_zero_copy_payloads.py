@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import struct
 from typing import Any
 
 import numpy as np
 import pytest
+from descriptors import opened
 from wires import JOB, TOKEN, Recorder, Wires, header
 
 from bml.protocol.wire.frame import FrameError, Reference, pack, pack_reference, unpack, unpack_reference
@@ -207,13 +207,13 @@ def test_a_registration_page_without_the_token_of_another_host_or_missing_is_not
 @pytest.mark.slow
 def test_descriptors_are_given_back() -> None:
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = opened()
     with Neighbours() as wires:
         wires.send(0, wires.array())
         wires.got(1)
     del wires
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert opened() <= before
 
 
 def test_a_reference_frame_is_read_back_and_nothing_else_is_one() -> None:

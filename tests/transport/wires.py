@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -46,10 +45,6 @@ def over(sock: socket.socket) -> bool:
         return False
     except ConnectionError:
         return True
-
-
-def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 class Recorder:
