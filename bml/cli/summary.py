@@ -43,6 +43,9 @@ def summarise(result: Result, console: Console) -> None:
     for line in _ledger_lines(report["samples"]):
         console.print(line, highlight=False, markup=False)
     console.print(_parameter_line(report["digests"]), highlight=False)
+    if report["nan"]:
+        names = ", ".join(report["nan"][:5])
+        console.print(f"{names} of the state ended with NaN in it", highlight=False, markup=False)
     if isinstance(result.value, dict):
         shown = ", ".join(f"{in_words(key)} {_short(value)}" for key, value in result.value.items())
         console.print(f"result: {shown}", highlight=False, markup=False)

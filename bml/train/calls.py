@@ -26,7 +26,12 @@ Value = TypeVar("Value")
 
 
 def warn_user(text: str) -> None:
-    """Warn with the line of the training function: that of the nearest frame outside of this package."""
+    """Warn of `text`, if there is any, with the line of the training function.
+
+    That is the line of the nearest frame outside of this package.
+    """
+    if not text:
+        return
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(f"{__package__}."):
         frame, level = frame.f_back, level + 1

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bml.errors import BmlError
 from bml.protocol.step.workspace import Array
 from bml.protocol.wire.messages import View
 from bml.topology.errors import UsageError
@@ -271,6 +270,10 @@ class Session(CollectiveCalls):
         self._collectives.settle()
         return self._state.digest()
 
+    def nan(self) -> list[str]:
+        """Return the names of the parameters' arrays that hold NaN; the parameters as of `digest`."""
+        return self._state.nan()
+
     @property
     def throughput(self) -> Throughput:
         """The committed steps by the number of servers that contributed, for the report and the status."""
@@ -330,8 +333,7 @@ class Session(CollectiveCalls):
         """Show warnings, outside of calls: the user may have turned warnings into exceptions."""
         text, self._warning = self._warning, ""
         watched = "" if self._position.aims else self._state.watch(self._collectives.n_steps)
-        kept = self._whole.keeper.writer.news() if self._whole.keeper else ""
-        for each in filter(None, (text, watched, kept)):
+        for each in (text, watched, self._whole.keeper.writer.news() if self._whole.keeper else ""):
             warn_user(each)
 
     def _close_batch(self, is_over: bool = True) -> None:
@@ -363,19 +365,10 @@ class Session(CollectiveCalls):
             return index
         if is_due and taken is None and whole.keeper is not None:
             whole.keeper.pass_due(whole.snapshot)
-        self._pass_on()
+        whole.pass_on()
         if index < loop.length:
             self._communicator.begin_iteration()
         return index
-
-    def _pass_on(self) -> None:
-        """Give joiners the state. A server that was asked to leave ends here, perhaps as all others do."""
-        try:
-            self._communicator.boundary(self._whole.snapshot)
-        except BmlError as error:
-            if self._communicator.leaves and (text := self._whole.leave()):
-                error.args = (f"{error}; {text}", *error.args[1:])
-            raise
 
     def _weights(self, plan: BatchPlan) -> Weights:
         with self._collectives.calls:

@@ -8,6 +8,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,6 +32,9 @@ _NOTHING_NAMED = (
     "the training function has named nothing that a joiner, or a checkpoint, could be given: name what it "
     "changes with session.state or session.state_fn before its first loop (session.state() alone says that "
     "nothing is kept from step to step)"
+)
+_NO_NUMBERS = (
+    "has elements that are no numbers (NaN): look at what each server contributes, before it is summed"
 )
 _REBOUND = "`w = w - g` makes a new array that the session does not know; write `w -= g`"
 _HELD_ONCE = [object()]
@@ -63,6 +67,7 @@ class NamedState:
         self._functions: dict[str, tuple[Load, Save]] = {}
         self._watch: tuple[int, int, int] | None = None
         self._changes = False
+        self._numbers_at: float = _PATIENCE
         self._stands_still = False
         self._is_named = False
 
@@ -152,8 +157,24 @@ class NamedState:
         """Look at a boundary of a training loop, after this step, whether the parameters change.
 
         Returns a warning, once, if they were the same for ten committed steps: the training function has
-        probably bound their name to new arrays.
+        probably bound their name to new arrays; and if one is NaN, which is looked for after 10, 100,
+        1000 … steps, as it may be far to the values.
         """
+        return self._unchanged(step) or (self._numbers(step) if step >= self._numbers_at else "")
+
+    def nan(self) -> list[str]:
+        """Return the names of the arrays with NaN: those of `params`, or of all arrays if no name is that."""
+        value, name = (self._values[_PARAMS], _PARAMS) if _PARAMS in self._values else (self._values, "")
+        self._read(value)
+        return [each for each, array in leaves(value, name) if array.dtype.kind in "fc" and _has_nan(array)]
+
+    def _numbers(self, step: int) -> str:
+        found = self.nan()
+        self._numbers_at = inf if found else 10 * step
+        names = ", ".join(found[:5])
+        return f"after step {step} {names} of the state {_NO_NUMBERS}" if found else ""
+
+    def _unchanged(self, step: int) -> str:
         if self._changes or _PARAMS not in self._values:
             return ""
         if self._watch is None:
@@ -202,6 +223,11 @@ def _sample(value: Any) -> int:
         flat = array.reshape(-1)
         total = zlib.crc32(raw(flat[:: flat.size // _SAMPLE + 1]).data, total)
     return total
+
+
+def _has_nan(array: Array) -> bool:
+    # minimum keeps NaN, and needs no array as large as this one
+    return array.size > 0 and bool(np.isnan(np.minimum.reduce(array, axis=None)))
 
 
 def _listed(value: Any, name: str) -> list[tuple[str, Array]]:

@@ -23,7 +23,9 @@ _VIEWS = [
 def printed(width: int) -> str:
     """The end of a job of two views on a terminal of this width."""
     report = {"views": _VIEWS, "dead": {}, "left": {2: "it got SIGTERM"}, "steps": 9, "sizes": {}}
-    result: Any = SimpleNamespace(report={**report, "samples": None, "digests": {0: ""}}, value=None)
+    result: Any = SimpleNamespace(
+        report={**report, "samples": None, "nan": [], "digests": {0: ""}}, value=None
+    )
     file = StringIO()
     summarise(result, Console(file=file, width=width))
     return file.getvalue()

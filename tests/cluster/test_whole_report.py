@@ -7,8 +7,10 @@ from typing import Any
 import jobs
 import numpy as np
 import pytest
+from rich.console import Console
 
 import bml
+from bml.cli.summary import summarise
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec, ServerReport
 
@@ -37,6 +39,23 @@ def test_a_job_in_which_every_server_was_replaced_counts_all_of_its_steps() -> N
     assert [view["commit"] for view in report["views"] if "dead" in view["reason"]] == [50, 120, 190]
     assert report["never_struck"] == {}
     assert "after 300 steps" in repr(result)
+
+
+def train_with_a_bad_gradient(session: bml.Session) -> None:
+    w, loss = np.zeros(4), np.zeros(1)
+    session.state(params={"w": w, "bias": np.zeros(2)}, loss=loss)
+    for step in session.steps(5):
+        w += session.allreduce(np.array([1.0, np.nan if (session.server, step) == (1, 3) else 1.0, 1.0, 1.0]))
+
+
+@pytest.mark.real
+@pytest.mark.timeout(120)
+def test_parameters_that_are_no_numbers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    settings: dict[str, Any] = {"fabric": "bcube:2x1", "launcher": "processes", "prints": False}
+    result = bml.launch(train_with_a_bad_gradient, **settings)
+    assert result.report["nan"] == ["params.w"]
+    summarise(result, Console(width=200))
+    assert "params.w of the state ended with NaN in it\n" in capsys.readouterr().out
 
 
 def seen(epoch: int, at_s: float) -> dict[str, Any]:

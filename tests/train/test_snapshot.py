@@ -189,6 +189,25 @@ def test_what_never_changed_is_given_to_no_joiner() -> None:
         array += 1.0
 
 
+@pytest.mark.parametrize("dtype", ["f4", "c16"])
+def test_elements_that_are_no_numbers_are_said_once(dtype: str) -> None:
+    w, other = np.ones((3, 2), dtype), np.full(2, np.nan)
+    made = named({"params": [np.zeros(2), w], "other": other, "count": np.zeros(0)})
+    said = []
+    for step in range(300):
+        w += 1.0
+        if step == 42:
+            w[2, 1] = np.nan
+        said.append(made.watch(step))
+    assert [step for step, text in enumerate(said) if text] == [100]
+    assert "after step 100 params[1] of the state has elements that are no numbers (NaN)" in said[100]
+    assert made.nan() == ["params[1]"]
+
+
+def test_without_params_all_arrays_must_be_numbers() -> None:
+    assert named({"w": np.array([1.0, np.nan], "f4"), "n": np.arange(3), "v": np.ones(2)}).nan() == ["w"]
+
+
 def test_a_function_that_raises_ends_no_healthy_job() -> None:
     class Odd(Exception):
         def __str__(self) -> str:

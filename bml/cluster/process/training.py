@@ -44,6 +44,7 @@ def run_training(
     server.start(contacts)
     session: Session | None = None
     value, error, trace, digest = None, None, "", ""
+    nan: tuple[str, ...] = ()
     try:
         if not server.joins:
             server.wait_for_view()
@@ -55,7 +56,7 @@ def run_training(
         check_ran(returned, session, server.steps)
         value = packed(returned)
         session.finish()
-        digest = session.digest()
+        digest, nan = session.digest(), tuple(session.nan())
         remaining.finish(f"server {server.server}")
     except BaseException as raised:
         error, trace = raised, trace_of(raised)
@@ -81,6 +82,7 @@ def run_training(
         trace=server.trace(),
         contributed=server.contributes,
         struck=server.struck,
+        nan=nan,
         recording=server.recording(wanted=outcome != "done" and kind != LEFT),
     )
 

@@ -279,6 +279,8 @@ class ServerReport:
     """False for a server that joined and never contributed: its state need not equal that of the others."""
     struck: tuple[str, ...] = ()
     """The faults of the plan whose moment came while the server was there, as texts."""
+    nan: tuple[str, ...] = ()
+    """The names of the parameters' arrays that hold NaN at the end."""
     recording: bytes = b""
     """What its flight recorder held, packed, if the job asked for it or the server did not end well."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bml.errors import BmlError
 from bml.topology.errors import UsageError
 from bml.train.balancing.balancer import Balancer
 from bml.train.calls import warn_user
@@ -76,16 +77,15 @@ class WholeState:
         if self.keeper is not None:
             self.keeper.writer.prepare(len(self.snapshot()) // self._collectives.n_servers + 1)
 
-    def leave(self) -> str:
-        """This server leaves at this boundary: it writes the state, if the job makes checkpoints.
-
-        Returns why the state is not kept; empty if it is, or need not be.
-        """
-        if self.keeper is None or not self.keeper.leave(self.snapshot):
-            return ""
-        text = f"the state with which server {self._collectives.communicator.server} left is not kept: "
-        warn_user(text := text + self.keeper.writer.error)
-        return text
+    def pass_on(self) -> None:
+        """Give joiners the state. A server that was asked to leave ends here, perhaps as all others do."""
+        communicator = self._collectives.communicator
+        try:
+            communicator.boundary(self.snapshot)
+        except BmlError as error:
+            if communicator.leaves and (text := self._leave()):
+                error.args = (f"{error}; {text}", *error.args[1:])
+            raise
 
     def settle(self) -> None:
         """Wait until nothing is being written."""
@@ -142,3 +142,14 @@ class WholeState:
         collectives.throughput.go_on_from(manifest.counted)
         if self.keeper is not None and manifest.keeping:
             self.keeper.load(manifest.keeping)
+
+    def _leave(self) -> str:
+        """This server leaves at this boundary: it writes the state, if the job makes checkpoints.
+
+        Returns why the state is not kept; empty if it is, or need not be.
+        """
+        if self.keeper is None or not self.keeper.leave(self.snapshot):
+            return ""
+        text = f"the state with which server {self._collectives.communicator.server} left is not kept: "
+        warn_user(text := text + self.keeper.writer.error)
+        return text
