@@ -3,10 +3,10 @@
 - **Seed.** It is made from the files of bml and tests, so a run can be repeated from its commit, and what it
   draws changes with what it judges. BML_FAULT_SEED sets another. It is printed at the top and at the bottom,
   with the command that repeats each failure.
-- **Samples.** With BML_TESTS=sample, as `make test` and `make gate` set it, the seed draws a third of the
-  real tests of each file, half of its slow ones, and a quarter of the cases of such a test, at least four; of
-  any test that is marked `few(n)` it draws n cases. It leaves alone the other tests of `make test`, and what
-  judges time. So each change is tried by tests of every kind, and the next one by others; `make nightly` runs
+- **Samples.** With BML_TESTS=sample, as `make test` and `make gate` set it, the seed draws a quarter
+  of the real tests of each folder, a quarter of its slow ones, and of such a test a quarter of the cases, at
+  least four; of any test that is marked `few(n)` it draws n cases. It leaves alone the other tests of
+  `make test`, and what judges time. So each change is tried by tests of every kind, and the next one by others; `make nightly` runs
   all.
 - **Order.** Tests with the longest time limits begin first, so that no core waits at the end for a late one.
 - **Groups.** pytest-xdist hands out one test at a time (--dist loadgroup), and a file whose tests share a
@@ -126,30 +126,30 @@ def pytest_collection_finish() -> None:
             logger.propagate = True
 
 
+_OF = 4
+"""Of the tests of a folder that are real, and of its slow ones, one in so many is drawn."""
 _SHARE, _LEAST = 4, 4
 """Of the cases of a test one in so many is drawn, and at least so many."""
-_OF_FUNCTIONS = {"slow": 2, "real": 3, "ray": 3}
-"""Of the tests of a file that are marked so, one in so many is drawn."""
 
 
 def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
     """The items without those tests, and cases of them, that are not drawn."""
-    files: dict[tuple[str, int], dict[str, list[pytest.Item]]] = {}
+    kinds: dict[str, dict[str, list[pytest.Item]]] = {}
     cases: dict[tuple[str, int | None], list[pytest.Item]] = {}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if marks & {"smoke", "serial", "matrix"}:  # the matrix draws its cells itself
             continue
         few = item.get_closest_marker("few")
-        of_functions = max((_OF_FUNCTIONS.get(mark, 0) for mark in marks), default=0)
-        if of_functions or few:
+        is_real, is_slow = bool(marks & {"real", "ray"}), "slow" in marks
+        if is_real or is_slow or few:
             cases.setdefault((_function(item), few.args[0] if few else None), []).append(item)
-        if of_functions:
-            files.setdefault((item.path.name, of_functions), {}).setdefault(_function(item), []).append(item)
+        if is_real or is_slow:
+            kind = f"{item.path.parent.name} {'real' if is_real else 'slow'}"
+            kinds.setdefault(kind, {}).setdefault(_function(item), []).append(item)
     left_out: set[pytest.Item] = set()
-    for (file, of_functions), functions in files.items():
-        n_taken = -(-len(functions) // of_functions)
-        taken = random.Random(f"{seed}:{file}").sample(sorted(functions), n_taken)
+    for kind, functions in kinds.items():
+        taken = random.Random(f"{seed}:{kind}").sample(sorted(functions), -(-len(functions) // _OF))
         left_out.update(*(functions[function] for function in {*functions} - {*taken}))
     for (function, few_n), among in cases.items():
         n_taken = max(_LEAST, len(among) // _SHARE) if few_n is None else few_n

@@ -39,6 +39,7 @@ def test_long():
 def test_red():
     assert 1 == 2
 """
+_OTHER = "import pytest\n\n" + "".join(cases(f"test_other_{number}", 1, "real") for number in range(6))
 
 
 def collected(folder: Path, seed: int, *options: str, cwd: Path | None = None, **settings: str) -> list[str]:
@@ -67,6 +68,7 @@ def ran(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "test_some.py").write_text(_FILE)
+    (tmp_path / "test_other.py").write_text(_OTHER)
     return tmp_path
 
 
@@ -76,13 +78,15 @@ def test_cases_are_drawn_by_the_seed_alone_and_the_longest_come_first(folder: Pa
     assert chosen[0] == "test_long"
     numbers = Counter(each.partition("[")[0] for each in chosen)
     slow = numbers.pop("test_quarter", 0), numbers.pop("test_four", 0)
-    real = numbers.pop("test_real", 0), numbers.pop("test_ray", 0), numbers.pop("test_shell", 0)
+    others = [f"test_other_{number}" for number in range(6)]
+    real = {name: numbers.pop(name, 0) for name in ("test_real", "test_ray", "test_shell", *others)}
     assert slow in ((10, 0), (0, 4)), "one of two"
-    assert sorted(real) == [0, 0, 4], "one of three"
+    assert sum(map(bool, real.values())) == 3, "of the nine of the folder, whatever their files"
+    assert all(drawn in ((0, 1) if name in others else (0, 4)) for name, drawn in real.items())
     assert numbers == {"test_drawn": 3, "test_all": 40, "test_smoke": 9, "test_long": 1, "test_red": 1}
     assert collected(folder, 7, cwd=folder.parent) == chosen, "drawn by the folder, too"
     assert {tuple(collected(folder, seed)) for seed in (8, 9)} != {tuple(chosen)}
-    assert len(collected(folder, 7, BML_TESTS="all")) == 20 + 40 + 40 + 9 + 9 + 9 + 9 + 9 + 2
+    assert len(collected(folder, 7, BML_TESTS="all")) == 20 + 40 + 40 + 9 + 9 + 9 + 9 + 9 + 2 + 6
 
 
 @pytest.mark.slow
