@@ -34,7 +34,7 @@ page is written by `python docs/papers.py`; `bml figures` computes the same into
   reason.
 - *Theory* is a formula, or bytes and messages that were counted in a schedule. *Simulation* is that of
   [`bml sim`](../reference/simulation.md), which has flows; *packets* is that of `bml sim --packets`.
-- In the pictures a ring is a published value.
+- In the pictures a ring is a published value, and a dashed line an end of a published range.
 """
 
 

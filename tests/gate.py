@@ -6,8 +6,8 @@
 - **Samples.** With BML_TESTS=sample, as `make test` and `make gate` set it, the seed draws a quarter
   of the real tests of each folder, a quarter of its slow ones, and of such a test a quarter of the cases, at
   least four; of any test that is marked `few(n)` it draws n cases. It leaves alone the other tests of
-  `make test`, and what judges time. So each change is tried by tests of every kind, and the next one by others; `make nightly` runs
-  all.
+  `make test`, and what judges time. So each change is tried by tests of every kind, and the next one by
+  others; `make nightly` runs all.
 - **Order.** Tests with the longest time limits begin first, so that no core waits at the end for a late one.
 - **Groups.** pytest-xdist hands out one test at a time (--dist loadgroup), and a file whose tests share a
   fixture of the module as a whole.

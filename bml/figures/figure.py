@@ -109,6 +109,7 @@ class Figure:
         reading: what the figure says, and the likely reason where a ratio is not 1, in Markdown.
         points: computes the points; without arguments it takes the paper's parameters.
         log: whether the vertical axis is logarithmic.
+        relative: whether the picture has each value over the least of ours at its place.
     """
 
     name: str
@@ -119,13 +120,22 @@ class Figure:
     reading: str
     points: Points
     log: bool = False
+    relative: bool = False
 
 
 _REGISTERED: dict[str, Figure] = {}
 
 
 def figure(
-    name: str, *, title: str, unit: str, source: str, about: str, reading: str, log: bool = False
+    name: str,
+    *,
+    title: str,
+    unit: str,
+    source: str,
+    about: str,
+    reading: str,
+    log: bool = False,
+    relative: bool = False,
 ) -> Callable[[Made], Made]:
     """Register the function that computes the points of a figure. The fields are those of `Figure`.
 
@@ -136,7 +146,7 @@ def figure(
     def register(points: Made) -> Made:
         if name in _REGISTERED or name == ALL:
             raise ValueError(f"there are two figures with the name '{name}'")
-        _REGISTERED[name] = Figure(name, title, unit, source, about, reading, points, log)
+        _REGISTERED[name] = Figure(name, title, unit, source, about, reading, points, log, relative)
         return points
 
     return register

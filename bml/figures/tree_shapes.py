@@ -35,6 +35,7 @@ _SIZES = {2**30: "GiB", 2**20: "MiB", 2**10: "KiB"}
     "with the vector and the width. A ring has 2(N−1) start-ups, and reads and writes more memory. Measured "
     "times of the paper are not known to us.",
     log=True,
+    relative=True,
 )
 def shapes_of_flextree(servers: Sequence[int] = SERVERS, nbytes: Sequence[int] = NBYTES) -> list[Point]:
     """Return the modelled times for N in `servers` and vectors of `nbytes` bytes, in milliseconds."""

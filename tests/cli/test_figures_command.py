@@ -15,10 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bml.cli import main
+from bml.cli.figures import picture
 from bml.cli.figures.shown import Made, write
 from bml.errors import FabricError
 from bml.figures.fat_tree import switch_counts
-from bml.figures.figure import chosen
+from bml.figures.figure import Basis, How, Point, chosen
 
 
 def run(*arguments: str) -> Result:
@@ -53,6 +54,24 @@ def test_a_picture_is_an_svg_without_a_background(tmp_path: Path) -> None:
     words = "".join(root.itertext())
     assert all(word in words for word in ("BCube against mesh", "torus against ring", "published", "16x4"))
     assert "fill: #ffffff" not in text, "white would blind in a dark page"
+
+
+def test_a_published_range_is_lines_and_a_relative_figure_has_one_at_its_best() -> None:
+    pytest.importorskip("matplotlib")
+    points = [
+        Point("a", "4 KiB", 3.0, How.theory, 6.0, Basis.formula),
+        Point("b", "4 KiB", 2.0, How.theory),
+        Point("a", "1 MiB", None, How.theory),
+    ]
+    drawn = picture._over_the_least(points)
+    assert [(point.ours, point.published) for point in drawn] == [(1.5, 3.0), (1.0, None), (None, None)]
+    text = picture.draw(chosen("flextree")[0], points).decode()
+    assert "times the least at that place" in text
+    assert ">published<" in text
+    ranged = [Point(series, "least", 1.0, How.theory, 0.8, Basis.range) for series in "ab"]
+    text = picture.draw(chosen("job-completion")[0], ranged).decode()
+    assert text.count("end of a published range") == 1
+    assert ">published<" not in text
 
 
 def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:

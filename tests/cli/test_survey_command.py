@@ -1,12 +1,16 @@
 """`bml plan --survey`: its JSON, its tables, its picture, and how it ends on bad input."""
 
 import json
+from fractions import Fraction
 
 import pytest
 from click.testing import CliRunner
 
 from bml.cli import main
+from bml.cli.survey import command
 from bml.schedule import plan
+from bml.survey.cost import Cost
+from bml.survey.survey import Case, Row
 from bml.topology import parse
 
 
@@ -26,6 +30,18 @@ def test_json_has_a_row_for_each_number_of_failures():
     worst = found["rows"][1]["worst"][0]
     assert worst["gst"] == float(plan(parse("bcube:2x2").without(*worst["failures"])).gst())
     assert 0 < found["expected"]["low"] <= found["expected"]["high"] <= found["expected"]["healthy"] + 1e-3
+
+
+def test_the_curve_of_a_picture_has_each_time_once() -> None:
+    costs = [Cost(3, 3, None if time is None else Fraction(time), None) for time in (2, 1, 2, None)]
+    row = Row(
+        1,
+        10,
+        True,
+        tuple(Case(frozenset(), cost, like) for cost, like in zip(costs, (1, 2, 3, 4), strict=True)),
+    )
+    assert command._cumulated(row) == [(1.0, 0.0), (1.0, 20.0), (2.0, 60.0)]
+    assert command._cumulated(Row(1, 4, True, row.cases[3:])) == []
 
 
 @pytest.mark.slow

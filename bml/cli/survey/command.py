@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -221,22 +222,29 @@ def _span(low: float, high: float) -> str:
     return f"{low:.4f}" if f"{low:.4f}" == f"{high:.4f}" else f"{low:.4f} to {high:.4f}"
 
 
+def _cumulated(row: Row) -> list[tuple[float, float]]:
+    """Return each time that sets take, in order, with the percentage of all sets that take no longer."""
+    shares: dict[float, float] = {}
+    for case in row.cases:
+        if case.cost.gst is not None:
+            time = float(case.cost.gst)
+            shares[time] = shares.get(time, 0.0) + 100 * case.n_like / row.n_counted
+    times = sorted(shares)
+    reached = zip(times, accumulate(shares[time] for time in times), strict=True)
+    return [*((time, 0.0) for time in times[:1]), *reached]
+
+
 def _draw(surveys: Sequence[Survey], target: Path) -> str:
     """Draw, for each number of failures, the share of all sets that have at most a given time."""
     figure, axes = plot.pyplot().subplots(
         1, len(surveys), figsize=(5.2 * len(surveys), 4), layout="constrained", squeeze=False, sharey=True
     )
     for ax, surveyed in zip(axes[0], surveys, strict=True):
-        for row in surveyed.rows:
-            times, share = [], 0.0
-            for case in sorted(row.cases, key=lambda each: each.cost.gst or 0):
-                if case.cost.gst is not None:
-                    share += case.n_like / row.n_counted
-                    times.append((float(case.cost.gst), share * 100))
+        steps = [(f"{row.n_failures} failures", _cumulated(row)) for row in surveyed.rows]
+        right = max((times[-1][0] for _, times in steps if times), default=0.0)
+        for label, times in steps:
             if times:
-                ax.step(
-                    *zip(*times, strict=True), where="post", marker=".", label=f"{row.n_failures} failures"
-                )
+                ax.step(*zip(*times, (1.02 * right, times[-1][1]), strict=True), where="post", label=label)
         ax.set(title=str(surveyed.fabric), xlabel="time of the survivors (T)")
         ax.grid(alpha=0.3)
         ax.legend()
