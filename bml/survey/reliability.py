@@ -84,7 +84,7 @@ def dead_shares(mtbf_h: Mapping[str, float], mttr_h: Mapping[str, float]) -> dic
 
 def expected(surveyed: Survey, dead_share: Mapping[str, float]) -> Expected:
     """Weigh what the survey saw with the shares of time for which parts of each kind are dead."""
-    n_parts = Counter(map(_kind, parts_of(surveyed.fabric)))
+    n_parts = Counter(map(kind_of, parts_of(surveyed.fabric)))
     seen: dict[_Mix, list[tuple[int, float, bool]]] = defaultdict(list)
     rates: dict[int, Fraction] = defaultdict(Fraction)
     for server, level in surveyed.fabric.links:
@@ -112,11 +112,12 @@ def expected(surveyed: Survey, dead_share: Mapping[str, float]) -> Expected:
 
 
 def _mix(failures: Iterable[Failure]) -> _Mix:
-    counted = Counter(map(_kind, failures))
+    counted = Counter(map(kind_of, failures))
     return tuple(counted[kind] for kind in KINDS)
 
 
-def _kind(failure: Failure) -> str:
+def kind_of(failure: Failure) -> str:
+    """Return which of KINDS has failed."""
     if isinstance(failure, ServerFailure):
         return "server"
     return "link" if isinstance(failure, LinkFailure) else "switch"

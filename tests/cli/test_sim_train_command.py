@@ -114,9 +114,32 @@ def test_comparison():
     assert "NICs of 10 Gbit/s, computation of 32 samples a server at 10 Tflop/s" in shown.output
 
 
+def test_fabrics_for_one_price():
+    network = "bcube:2x2", "--model", "lenet", "--rate", "1gbit", "--compare", "--prices", "port=3"
+    choice = answer(*network, "--mtbf", "server=30d,switch=60d", "--mttr", "server=1d,switch=1d")["choice"]
+    assert choice["prices"] == "nic 1, port 3, cable 0"
+    assert choice["dead"] == {"server": pytest.approx(1 / 31), "link": 0, "switch": pytest.approx(1 / 61)}
+    rates = {row["fabric"]: row["rate_bit"] for row in choice["offers"]}
+    assert rates["bcube:2x2"] == pytest.approx(1e9)
+    assert rates["switch:4"] == pytest.approx(2e9), "a server has one NIC and one port, and had two of each"
+    assert choice["best"] in rates
+    assert {each["to"] for each in choice["changes"]} >= {"none", "10 times as many"}
+    shown = run(*network).output
+    assert "while nothing fails; --mtbf and --mttr weigh failures" in shown
+    assert "prices: nic 1, port 3, cable 0, for one rate" in shown
+    assert "within 1%" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["bcube:3x2", "--model", "lenet", "--prices", "port=1"], "--prices is for --compare"),
+        (["bcube:3x2", "--model", "lenet", "--compare", "--mtbf", "1y"], "--mtbf and --mttr belong together"),
+        (
+            ["bcube:3x2", "--model", "lenet", "--compare", "--mtbf", "1y", "--mttr", "4h"],
+            "--mtbf and --mttr are for --prices",
+        ),
+        (["bcube:3x2", "--model", "lenet", "--compare", "--prices", "nics=1"], "'nics=1' in 'nics=1' is no"),
         (["bcube:3x2"], "Missing option '--model'"),
         (["bcube:3x2", "--model", "vgg"], "'vgg' is no file, and no model: write one of vgg19, resnet50"),
         (["bcube:3", "--model", "lenet"], "bcube:3"),

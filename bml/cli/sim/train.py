@@ -91,6 +91,15 @@ _MOST_ITERATIONS = 10**9
     is_flag=True,
     help="Compare algorithms, and fabrics of one size, these without failures and slow parts.",
 )
+@click.option(
+    "--prices",
+    metavar="TEXT",
+    help="With --compare: prices such as nic=1,port=2,cable=0.5; which fabric is best for one price.",
+)
+@click.option(
+    "--mtbf", metavar="TEXT", help="With --prices: time to a failure, server=1y,link=90d,switch=5y."
+)
+@click.option("--mttr", metavar="TEXT", help="With --mtbf: time to repair, 4h or by kind as --mtbf.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def train(
     fabric: str,
@@ -112,6 +121,9 @@ def train(
     link_rate: tuple[str, ...],
     slice_size: str | None,
     comparing: bool,
+    prices: str | None,
+    mtbf: str | None,
+    mttr: str | None,
     as_json: bool,
 ) -> None:
     """Simulate a training on a modelled network, and print what an iteration and the job take.
@@ -125,13 +137,16 @@ def train(
       bml sim train bcube:3x2 --model vgg19 --rate 25gbit --compute-s 0.3 --overlap forward
       bml sim train bcube:4x2 --model resnet50 --fail server:4@500 --slow-server 3=1.5
       bml sim train bcube:16x2 --model bert-base --compare
+      bml sim train bcube:3x2 --model vgg19 --compare --prices port=2 --mtbf 1y --mttr 4h
     """
     check_numba()
+    from bml.cli.sim.chosen import chosen, show_choice, wanted_of
     from bml.cli.sim.trained import Asked, answer, compared, show, show_tables
     from bml.flows.training.wires import Network
 
     if order is not None and overlap != "forward":
         raise UsageError("--order is for --overlap forward: without it a pass waits for all gradients")
+    wanted = wanted_of(comparing, prices, mtbf, mttr)
     known, _ = load_constants(constants)
     rate_bit = parse_rate(rate)
     hop_s = known.alpha_s if delay_s is None else delay_s
@@ -151,8 +166,10 @@ def train(
     network = Network(algorithm, rate_bit / 8 * goodput, hop_s, read_size("slice", slice_size), known)
     asked = Asked(model, training, network, rate_bit, goodput, computation(model, compute_s))
     if comparing:
-        tables = compared(asked)
+        tables = compared(asked) if wanted is None else {**compared(asked), "choice": chosen(asked, *wanted)}
         current().answer(tables) if as_json else show_tables(tables)
+        if wanted is not None and not as_json:
+            show_choice(tables["choice"])
         return
     report = answer(asked)
     current().answer(asdict(report)) if as_json else show(report)

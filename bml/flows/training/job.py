@@ -7,12 +7,13 @@ wires goes on after that, and what was still to be sent is sent by the schedules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bml.flows.training.iterations import Iterations, Overlap, in_steps
 from bml.flows.training.layers import Layer, computed_s, scaled
 from bml.flows.training.training import Training, ViewTimes
 from bml.flows.training.wires import Network, Wires
+from bml.topology import Fabric
 
 _GRAIN = 1e-9
 """Two states are the same if their times differ by less than so many iterations."""
@@ -20,8 +21,12 @@ _MOST_PLAYED = 1000
 """Iterations of a view that are played if no state comes twice; the others are taken to be like these."""
 
 
-def train(training: Training, network: Network) -> list[ViewTimes]:
+def train(
+    training: Training, network: Network, wires_of: Callable[[Fabric, Network], Wires] = Wires
+) -> list[ViewTimes]:
     """Simulate a training, and return what its views took; the sum of their `seconds` is the whole job.
+
+    `wires_of` may return wires that were simulated before, for the same fabric and network.
 
     Raises:
         FabricError: the survivors cannot all reach one another, or the algorithm cannot work.
@@ -33,7 +38,7 @@ def train(training: Training, network: Network) -> list[ViewTimes]:
     found: list[ViewTimes] = []
     ends = [*(part.since for part in training.parts[1:]), training.iterations]
     for view, (part, end) in enumerate(zip(training.parts, ends, strict=True), 1):
-        wires = Wires(part.fabric, network)
+        wires = wires_of(part.fabric, network)
         times = training.work_of(part.fabric)
         layers = scaled(training.layers, times)
         lost_s = training.detect_s + training.view_s if view > 1 else 0.0
