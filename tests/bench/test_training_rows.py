@@ -53,6 +53,7 @@ def test_a_row_has_the_medians_of_all_turns_without_those_that_warm_up():
     assert found.off == pytest.approx(3.5 / expected.iteration_s - 1)
 
 
+@pytest.mark.slow
 def test_a_reduction_is_a_part_of_the_gst_of_the_other():
     bed = comparison()
     expected = predicted.healthy(bed, bed.own, WIRES)

@@ -26,6 +26,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["figures", *arguments])
 
 
+@pytest.mark.slow
 def test_one_figure_in_json_and_files(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
     result = run("switch-share", "--out", str(out), "--json")

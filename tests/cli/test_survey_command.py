@@ -71,6 +71,7 @@ def test_parts_are_not_said_to_be_alike_or_not_where_no_symmetry_is_looked_for(a
     assert "alike" not in result.output
 
 
+@pytest.mark.slow
 def test_sets_of_more_failures_than_are_compared_are_not_said_to_be_unlike_others():
     result = run("switch:4", "--survey", "7")
     assert result.exit_code == 0, result.output

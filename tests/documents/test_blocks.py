@@ -39,6 +39,7 @@ def test_the_blocks_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None
             reader.do(block)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.place)
 def test_a_block_that_is_not_run_says_why(block: Block) -> None:
     """With `pytest -ra`, as here, the summary lists these blocks and their reasons."""

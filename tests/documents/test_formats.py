@@ -65,6 +65,7 @@ TABLES = {
     "What the coordinator says": lambda: keys(CoordinatorLoop.snapshot),
     "What a server says of itself": lambda: keys(status.status),
     "A view of `bml sim train`": lambda: {field.name for field in fields(ViewTimes)},
+    "The choice of `bml sim train --compare --prices`": lambda: keys(command("sim.chosen", "chosen"), -1),
     "A layer of `bml sim train --model FILE`": lambda: {*layers._KEYS},
     "A row of `bml bench allreduce`": lambda: {field.name for field in fields(Row)},
     "A row of `bml bench train`": lambda: {field.name for field in fields(training_rows.Row)},

@@ -230,6 +230,7 @@ def test_sizes_have_units() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_trainings_whose_wires_are_the_limit_take_half_the_time() -> None:
     found = by_name(job_completion(("alexnet", "lenet"), (10,)))
     beside = found["mesh, one switch, alexnet 10G"].ours or 0

@@ -71,7 +71,7 @@ def rates(monkeypatch):
     )
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dcqcn", [False, True])
 @pytest.mark.parametrize("name", FABRICS)
 @pytest.mark.parametrize("seed", range(4))

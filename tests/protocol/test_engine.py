@@ -48,6 +48,7 @@ def test_every_server_ends_with_the_sum(fabric: Fabric, algorithm: str) -> None:
             assert np.array_equal(inputs[server], kept[server]), "an input was written"
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("fabric", "algorithm"), SAMPLED, ids=NAMES)
 def test_float_sums_have_the_same_bits_whatever_the_order_and_the_cut(fabric: Fabric, algorithm: str) -> None:
     made, inputs = programs(fabric, algorithm), floats(fabric, 53, 5)

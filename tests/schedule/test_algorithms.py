@@ -49,6 +49,7 @@ LARGER = [
 LARGER += ["torus:3x1", "torus:2x1", "torus:8x1", "torus:3x3", "switch:2", "switch:17", "fattree:6"]
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("name", FABRICS + LARGER)
 @pytest.mark.parametrize("algorithm", ["mesh", "ring", "ring:both", "hips", "bml"])
 def test_formulas_hold_exactly_by_construction(name, algorithm):
@@ -241,7 +242,7 @@ def test_inner_links_of_a_fat_tree_are_counted():
     assert load(plan(parse("bcube:3x2"), "mesh").forest, parse("bcube:3x2")).hottest_inner == 0
 
 
-@pytest.mark.few(90)
+@pytest.mark.few(30)
 @pytest.mark.parametrize("algorithm", FORESTS)
 @pytest.mark.parametrize(
     "failures",

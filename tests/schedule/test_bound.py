@@ -83,6 +83,7 @@ def test_few_survivors():
         bound(parse("bcube:3x2").without("link:4/0", "link:4/1"))
 
 
+@pytest.mark.slow
 def test_large_fabrics():
     """Symmetry makes single failures of 1024 servers small; without it the bound says that it may be low."""
     fabric = parse("bcube:32x2").without("switch:0/7")

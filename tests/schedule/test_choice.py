@@ -56,6 +56,7 @@ def test_long_vectors_are_packed_after_several_failures(name):
     assert gst(made.forest, fabric) <= bound(fabric) * 1.02
 
 
+@pytest.mark.slow
 def test_what_would_take_too_long_is_not_packed():
     large = parse("torus:9x2").without("server:1", "link:2/0")
     for nbytes in (FOUR_BYTES, MIB_64):
@@ -71,7 +72,7 @@ def test_a_large_bcube_is_packed_while_a_step_waits():
     assert made.gst() <= bound(large) * 1.02
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rate", ["1/2", "1/8", "1/32"])
 @pytest.mark.parametrize("name", ["bcube:9x2", "torus:9x2", "bcube:5x3"])
 def test_a_slow_nic_of_a_large_damaged_fabric_costs_what_a_dead_one_does_at_most(name, rate):

@@ -83,6 +83,7 @@ def sound_or_says_why_not(fabric, algorithm, n_elements, seed):
         assert counted.sent.sum() >= 2 * (len(fabric.servers) - 1) * counted.whole
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(fabric=fabrics(), algorithm=st.sampled_from(WISHES))
 def test_the_same_question_has_the_same_answer(fabric, algorithm):

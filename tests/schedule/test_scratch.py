@@ -50,14 +50,14 @@ def test_on_a_healthy_bcube(name: str) -> None:
             assert Engine(program, Stamp(1, 1, 0, 4), odd, 16).scratch_elements <= odd + program.pieces
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FABRICS)
 def test_any_one_failure(name: str) -> None:
     damaged = [damaged_by(name, failure) for failure in single_failures(name)]
     assert max(scratch(fabric) for fabric in [parse(name), *damaged] if fabric) <= 1
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FABRICS)
 def test_many_failures(name: str) -> None:
     assert max(scratch(fabric) for fabric in random_sets(name, 30, seed=11, most=7)) <= 2
@@ -91,6 +91,7 @@ spans = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(spans)
 def test_spans_apart_are_the_longest_choice(given_spans: list[tuple[int, int]]) -> None:
     def fits(chosen: tuple[int, ...]) -> bool:

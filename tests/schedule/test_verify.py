@@ -203,6 +203,7 @@ def test_a_dead_server_has_no_program():
         compile_program(plan(DAMAGED, "detour").forest, 9)
 
 
+@pytest.mark.slow
 def test_256_servers_and_512_pieces_are_verified():
     fabric = parse("bcube:16x2").without("switch:0/3", "server:200")
     forest = plan(fabric, "detour").forest

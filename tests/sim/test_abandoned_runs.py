@@ -66,7 +66,7 @@ def kept_steps(simulation: Simulation) -> list[int]:
     return [each.core.committed for each in simulation.machines.values() if each.user.goes]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("seed", range(4))
 def test_all_leave_and_the_newest_state_is_kept(fabric: str, seed: int) -> None:

@@ -90,6 +90,7 @@ def test_a_needless_eviction_is_noticed_also_among_several_mishaps() -> None:
         assert any(broken is not None and broken.number == 8 for broken in outcomes)
 
 
+@pytest.mark.slow
 def test_a_seed_replays_exactly() -> None:
     for seed in (3, 11, 42):
         first = run(Scenario.of(seed), recorded=True).history

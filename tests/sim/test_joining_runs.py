@@ -42,7 +42,7 @@ GONE = Mishap("crash", (1,), at("submit", 9))
 BACK = Mishap("join", (1,), at("fault", 1, 0.08))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fabric", ["bcube:2x2", "bcube:3x1", "bcube:3x2", "bcube:2x3"])
 def test_a_server_that_died_contributes_again(fabric: str) -> None:
     simulation = simulate(fabric, GONE, BACK)
@@ -79,6 +79,7 @@ def test_two_servers_join_at_once() -> None:
     assert last(simulation) == parse("bcube:3x2").servers
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fabric", ["bcube:4x1", "switch:4"])
 def test_the_state_overtakes_a_token_of_another_learner(fabric: str) -> None:
     simulation = Simulation(

@@ -20,7 +20,7 @@ from bml.train.position import Position
 from bml.train.priority.order import Order
 
 SEEDS = range(250)
-FAST_SEEDS = range(40)
+FAST_SEEDS = range(20)
 """Those of `make test`."""
 PLANTED = range(1000)
 

@@ -24,6 +24,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tape, "MOST_KEPT", 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     "first",

@@ -221,6 +221,7 @@ def test_a_short_frost_goes_unnoticed() -> None:
     assert all(len(machine.core.views) == 1 for machine in simulation.machines.values())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("held_s", [0.1, 2.0, 20.0])
 def test_a_server_that_holds_the_lock_is_awaited_though_another_one_dies(held_s: float) -> None:
     """Its stand-in speaks for it, also to a coordinator that needs its answer, and to a new one."""
@@ -234,6 +235,7 @@ def test_a_server_that_holds_the_lock_is_awaited_though_another_one_dies(held_s:
     assert all("server:4" not in record.view.failures for record in simulation.machines[0].core.views)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("held_s", [2.0, 20.0])
 def test_servers_that_all_hold_the_lock_are_awaited_though_one_dies_meanwhile(held_s: float) -> None:
     """Nobody's loop turns, so no server can say of another one that its stand-in speaks."""
@@ -242,6 +244,7 @@ def test_servers_that_all_hold_the_lock_are_awaited_though_one_dies_meanwhile(he
     assert done(simulation) == [0, 1, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_server_that_holds_the_lock_for_too_long_is_evicted() -> None:
     """After hold_s, which is 30 s, and a silence."""
     simulation = simulate("bcube:3x2", Mishap("gil", (4,), at("commit", 60), 33.0), steps=12)
@@ -337,6 +340,7 @@ def test_the_last_end_may_get_lost_with_its_connection(steps: int) -> None:
 # --- seeds that once broke a promise -----------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("fabric", "mishaps"),
     [
@@ -425,7 +429,7 @@ def test_members_that_missed_an_install_are_reminded_however_many_reconnect() ->
     )
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("server", range(4))
 @pytest.mark.parametrize("when", [at("installed"), at("installed", 2, 0.001), at("submit")], ids=str)
 def test_a_server_that_falls_silent_while_connections_are_made_is_blamed(server: int, when: When) -> None:

@@ -53,6 +53,7 @@ def test_a_slow_nic_is_planned_round_and_steps_are_short_again(kind: str) -> Non
     assert median(taken_s[-5:]) < taken_s[0] / 2, "five times as long before: .89 T and .93 T"
 
 
+@pytest.mark.slow
 def test_the_slowest_nic_is_found_though_it_carries_hardly_anything() -> None:
     """Both directions together carry 10 kB a second then; a step takes 8 s over it, and 1 s round it."""
     simulation = run("bcube:2x2", slow(1, 0, 2, at_s=1.0))
@@ -94,6 +95,7 @@ def test_a_busy_server_makes_steps_long_and_no_view() -> None:
     assert len(rates(run("bcube:2x2", slow(1, 1, kind="busy")))) == 1
 
 
+@pytest.mark.slow
 def test_jitter_makes_steps_longer_and_loses_nobody() -> None:
     healthy, late = (run("bcube:2x2", *each) for each in ((), (slow(1, 0, 20, kind="jitter"),)))
     assert median(step_s(late)) > median(step_s(healthy))

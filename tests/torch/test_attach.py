@@ -39,7 +39,7 @@ from bml.torch.attached.layout import NO_SAMPLES, seed_of  # noqa: E402
 from bml.train.batches import BatchPlan  # noqa: E402
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_server_has_the_bits_of_plain_torch(name: str) -> None:
     # Gradients of one server are summed nowhere; what differs is what was made before the first step.

@@ -47,6 +47,7 @@ def test_reference_learns_the_digits(reference: Any) -> None:
     assert reference.params.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_reference_is_deterministic(example: ModuleType, reference: Any) -> None:
     again = example.reference()
     assert again.params.tobytes() == reference.params.tobytes()
