@@ -20,13 +20,13 @@ demo-fabric: $(VENV)/.ready
 
 # The pure tests, of those with many long cases a sample (tests/gate.py), and of the real ones one of each kind: real
 # processes, sockets, namespaces, Ray. All of the pure ones with BML_TESTS=all.
-test gate-pure gate-real: export BML_TESTS ?= sample
+test gate-pure gate-real gate-serial: export BML_TESTS ?= sample
 
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n auto --durations=20 -m "not (real or ray or matrix or slow or serial)"
 	$(BIN)/python -m pytest $$(.ci/workers) -m "smoke and not serial" $$(grep -rl --include='test_*.py' mark.smoke tests | sort)
 
-# The others: long pure tests, real ones beside each other, and those that judge time. Of the first two it runs a
+# The others: long pure tests, real ones beside each other, and those that judge time. Of each it runs a
 # sample that is drawn by the tree itself (tests/gate.py); all of them with BML_TESTS=all, as `make nightly` does.
 gate: gate-pure gate-real gate-serial
 

@@ -5,9 +5,9 @@
   with the command that repeats each failure.
 - **Samples.** With BML_TESTS=sample, as `make test` and `make gate` set it, the seed draws a quarter
   of the real tests of each folder, a quarter of its slow ones, and of such a test a quarter of the cases, at
-  least four; of any test that is marked `few(n)` it draws n cases. It leaves alone the other tests of
-  `make test`, and what judges time. So each change is tried by tests of every kind, and the next one by
-  others; `make nightly` runs all.
+  least four; half of the tests that judge time, with all of their cases; and of any test that is marked
+  `few(n)` n cases. It leaves alone the other tests of `make test`. So each change is tried by tests of every
+  kind, and the next one by others; `make nightly` runs all.
 - **Order.** Tests with the longest time limits begin first, so that no core waits at the end for a late one.
 - **Groups.** pytest-xdist hands out one test at a time (--dist loadgroup), and a file whose tests share a
   fixture of the module as a whole.
@@ -128,6 +128,8 @@ def pytest_collection_finish() -> None:
 
 _OF = 4
 """Of the tests of a folder that are real, and of its slow ones, one in so many is drawn."""
+_OF_SERIAL = 2
+"""Of those that judge time, in whatever folder, one in so many is drawn."""
 _SHARE, _LEAST = 4, 4
 """Of the cases of a test one in so many is drawn, and at least so many."""
 
@@ -138,7 +140,10 @@ def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
     cases: dict[tuple[str, int | None], list[pytest.Item]] = {}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        if marks & {"smoke", "serial", "matrix"}:  # the matrix draws its cells itself
+        if marks & {"smoke", "matrix"}:  # the matrix draws its cells itself
+            continue
+        if "serial" in marks:
+            kinds.setdefault("serial", {}).setdefault(_function(item), []).append(item)
             continue
         few = item.get_closest_marker("few")
         is_real, is_slow = bool(marks & {"real", "ray"}), "slow" in marks
@@ -149,7 +154,8 @@ def drawn(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
             kinds.setdefault(kind, {}).setdefault(_function(item), []).append(item)
     left_out: set[pytest.Item] = set()
     for kind, functions in kinds.items():
-        taken = random.Random(f"{seed}:{kind}").sample(sorted(functions), -(-len(functions) // _OF))
+        n_taken = -(-len(functions) // (_OF_SERIAL if kind == "serial" else _OF))
+        taken = random.Random(f"{seed}:{kind}").sample(sorted(functions), n_taken)
         left_out.update(*(functions[function] for function in {*functions} - {*taken}))
     for (function, few_n), among in cases.items():
         n_taken = max(_LEAST, len(among) // _SHARE) if few_n is None else few_n

@@ -32,6 +32,9 @@ import pytest
 {cases("test_real", 9, "real")}
 {cases("test_ray", 9, "ray")}
 {cases("test_shell", 9, "real")}
+{cases("test_rate", 2, "real", "serial('a rate')")}
+{cases("test_pace", 2, "serial('a pace')")}
+{cases("test_time", 2, "serial('a time')")}
 @pytest.mark.timeout(500)
 def test_long():
     pass
@@ -80,13 +83,15 @@ def test_cases_are_drawn_by_the_seed_alone_and_the_longest_come_first(folder: Pa
     slow = numbers.pop("test_quarter", 0), numbers.pop("test_four", 0)
     others = [f"test_other_{number}" for number in range(6)]
     real = {name: numbers.pop(name, 0) for name in ("test_real", "test_ray", "test_shell", *others)}
+    serial = sorted(numbers.pop(name, 0) for name in ("test_rate", "test_pace", "test_time"))
+    assert serial == [0, 2, 2], "half of the functions, with all of their cases"
     assert slow in ((10, 0), (0, 4)), "one of two"
     assert sum(map(bool, real.values())) == 3, "of the nine of the folder, whatever their files"
     assert all(drawn in ((0, 1) if name in others else (0, 4)) for name, drawn in real.items())
     assert numbers == {"test_drawn": 3, "test_all": 40, "test_smoke": 9, "test_long": 1, "test_red": 1}
     assert collected(folder, 7, cwd=folder.parent) == chosen, "drawn by the folder, too"
     assert {tuple(collected(folder, seed)) for seed in (8, 9)} != {tuple(chosen)}
-    assert len(collected(folder, 7, BML_TESTS="all")) == 20 + 40 + 40 + 9 + 9 + 9 + 9 + 9 + 2 + 6
+    assert len(collected(folder, 7, BML_TESTS="all")) == 20 + 40 + 40 + 9 + 9 + 9 + 9 + 9 + 2 + 6 + 6
 
 
 @pytest.mark.slow

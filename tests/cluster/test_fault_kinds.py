@@ -26,7 +26,6 @@ def check_sound(result: bml.Result, steps: int = 40) -> None:
     np.testing.assert_allclose(result.value["params"], jobs.reference(steps // 5), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.smoke
 def test_exit_ends_the_process_with_a_status() -> None:
     result = jobs.launch(jobs.descend, faults=FaultPlan.parse("exit:4@step=9"))
     check_sound(result)

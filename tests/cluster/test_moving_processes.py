@@ -89,7 +89,7 @@ LONG = [
 
 @pytest.mark.parametrize(
     ("transport", "n_odd"),
-    [pytest.param("tcp", 13, marks=pytest.mark.smoke), pytest.param("shm", 13, marks=SHM), *LONG],
+    [("tcp", 13), pytest.param("shm", 13, marks=SHM), *LONG],
 )
 def test_all_go_on_when_a_root_is_killed(transport: str, n_odd: int) -> None:
     result = jobs.launch(

@@ -86,7 +86,6 @@ def test_a_server_and_a_cable_fail_at_once() -> None:
     np.testing.assert_allclose(result.value["params"], jobs.reference(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.smoke
 def test_without_recompute_the_mean_is_of_what_contributed() -> None:
     result = jobs.launch(lambda session: jobs.descend(session, recompute=False), faults=["kill:4@step=12"])
     check_sound(result)
@@ -146,7 +145,6 @@ def test_nobody_comes_back_to_a_job_that_was_given_up() -> None:
     assert jobs.children() <= before
 
 
-@pytest.mark.smoke
 def test_too_few_servers_stop_with_the_state_intact() -> None:
     def train(session: bml.Session) -> dict[str, object]:
         w = np.zeros(5, np.float32)
@@ -220,7 +218,6 @@ def test_a_job_that_cannot_be_is_refused_before_anything_starts(
     assert jobs.children() == before
 
 
-@pytest.mark.smoke
 def test_nothing_is_left_behind() -> None:
     processes, descriptors = jobs.children(), opened()
     jobs.launch(jobs.descend, "bcube:2x2", faults=["kill:1@step=5", "freeze:3@step=9"], min_servers=2)

@@ -30,7 +30,6 @@ TRANSPORTS = (
 )
 
 
-@pytest.mark.smoke
 def test_different_states_become_that_of_one_server_even_if_it_dies() -> None:
     def train(session: bml.Session) -> list[float]:
         a, b = np.full(1000, float(session.server)), np.full(3, float(session.server))

@@ -42,7 +42,7 @@ def run(network: EmulatedFabric, *faults: str, epochs: int = 16, **settings: Any
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param("cut:4/0@step=20", marks=pytest.mark.smoke),
+        "cut:4/0@step=20",
         "blackhole:4/1@step=20,phase=reduce",
         "switch:1/2@step=20",
     ],
