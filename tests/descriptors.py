@@ -8,7 +8,10 @@ from contextlib import suppress
 
 
 def opened() -> frozenset[tuple[int, str]]:
-    """The descriptors of this process with what they are: a path, or a pipe or socket by its inode."""
+    """The descriptors of this process with what they are: a path, or a pipe or socket by its inode.
+
+    What has neither, as an epoll, is told by its number alone.
+    """
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # that of the listing itself

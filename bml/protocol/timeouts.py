@@ -60,8 +60,8 @@ class Timeouts:
     start_s: float
     #: A server that needs a view from a coordinator gives up after this.
     orphan_s: float
-    #: So long the stand-in of a server speaks while its loop does not turn, and it is awaited. The others may
-    #: wait for the view meanwhile, and must not take the coordinator for gone.
+    #: So long the stand-in of a server speaks while its loop does not turn, and a server is awaited that no
+    #: other one suspects. All wait for the view meanwhile, and must not take the coordinator for gone.
     hold_s: float = _HOLDS * DEFAULT_DETECT_S
 
     @classmethod
@@ -104,18 +104,13 @@ class Timeouts:
 
     @property
     def longest_answer_s(self) -> float:
-        """How long an answer is awaited of a server whose heartbeats arrive: it is alive, and busy."""
+        """How long a suspected server may take to answer, however often the coordinator pauses."""
         return MOST_PATIENT * self.answer_s
 
     @property
     def unanswered_s(self) -> float:
         """How long a server that leaves waits for a word of a coordinator, which may have to be started."""
         return self.warm_up_s
-
-    @property
-    def longest_connect_s(self) -> float:
-        """How long a server whose heartbeats arrive may refuse no connection and accept none."""
-        return MOST_PATIENT * self.connect_s
 
     def check(self) -> None:
         """Raise UsageError unless the time-outs stand in their safe order."""

@@ -165,9 +165,9 @@ def _offer(fabric: Fabric, bought: float, sharers: int, assumed: Assumed) -> Off
         surveyed = survey(fabric, 1, _MOST_SETS, 0, costs)
     except (FabricError, UsageError) as error:
         return Offer(fabric.name, network.rate, None, {}, None, why=str(error))
-    healthy, share = surveyed.rows[0].cases[0].cost.gst, expected(surveyed, assumed.dead)
+    healthy, share = surveyed.rows[0].cases[0].cost.gst, expected(surveyed, assumed.dead, most=1.0)
     healthy_s = None if healthy is None else float(healthy) * unit_s
-    mean_s = unit_s * (1 - share.unknown) / share.low if share.low else None
+    mean_s = unit_s * share.known / share.low if share.low else None
     return Offer(fabric.name, network.rate, healthy_s, _worst(surveyed, unit_s), mean_s, share.unknown)
 
 

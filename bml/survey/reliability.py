@@ -36,6 +36,7 @@ class Expected:
             counting as 0. They differ by what more failures than were looked at could leave. Where rows are
             samples, their error comes on top.
         healthy: the bandwidth when nothing is dead.
+        known: share of time with failures that were looked at.
         connected: share of time in which the survivors were seen to reach one another, at least.
         unknown: share of time with failures that were not looked at.
     """
@@ -43,6 +44,7 @@ class Expected:
     low: float
     high: float
     healthy: float
+    known: float
     connected: float
     unknown: float
 
@@ -82,14 +84,17 @@ def dead_shares(mtbf_h: Mapping[str, float], mttr_h: Mapping[str, float]) -> dic
     return {kind: mttr_h[kind] / (mtbf_h[kind] + mttr_h[kind]) if kind in mtbf_h else 0.0 for kind in KINDS}
 
 
-def expected(surveyed: Survey, dead_share: Mapping[str, float]) -> Expected:
-    """Weigh what the survey saw with the shares of time for which parts of each kind are dead."""
+def expected(surveyed: Survey, dead_share: Mapping[str, float], most: float | None = None) -> Expected:
+    """Weigh what the survey saw with the shares of time for which parts of each kind are dead.
+
+    No set has a bandwidth of more than `most`; None: the most that all NICs of a server have together.
+    """
     n_parts = Counter(map(kind_of, parts_of(surveyed.fabric)))
     seen: dict[_Mix, list[tuple[int, float, bool]]] = defaultdict(list)
     rates: dict[int, Fraction] = defaultdict(Fraction)
     for server, level in surveyed.fabric.links:
         rates[server] += surveyed.fabric.rate(server, level)
-    most = float(max(rates.values(), default=0))
+    most = float(max(rates.values(), default=0)) if most is None else most
     for row in surveyed.rows:
         for case in row.cases:
             gst = case.cost.gst
@@ -108,7 +113,8 @@ def expected(surveyed: Survey, dead_share: Mapping[str, float]) -> Expected:
         known += time
     unknown = max(0.0, 1.0 - known)
     healthy = surveyed.rows[0].cases[0].cost.gst
-    return Expected(low, low + unknown * most, 1 / float(healthy) if healthy else 0.0, connected, unknown)
+    healthy_bandwidth = 1 / float(healthy) if healthy else 0.0
+    return Expected(low, low + unknown * most, healthy_bandwidth, known, connected, unknown)
 
 
 def _mix(failures: Iterable[Failure]) -> _Mix:

@@ -157,8 +157,8 @@ class NamedState:
         """Look at a boundary of a training loop, after this step, whether the parameters change.
 
         Returns a warning, once, if they were the same for ten committed steps: the training function has
-        probably bound their name to new arrays; and if one is NaN, which is looked for after 10, 100,
-        1000 … steps, as it may be far to the values.
+        probably bound their name to new arrays; and if one is NaN, which is looked for after about 10,
+        100, 1000 … steps, as it may be far to the values.
         """
         return self._unchanged(step) or (self._numbers(step) if step >= self._numbers_at else "")
 

@@ -62,10 +62,11 @@ def test_a_published_range_is_lines_and_a_relative_figure_has_one_at_its_best() 
     points = [
         Point("a", "4 KiB", 3.0, How.theory, 6.0, Basis.formula),
         Point("b", "4 KiB", 2.0, How.theory),
-        Point("a", "1 MiB", None, How.theory),
+        Point("a", "1 MiB", None, How.theory, 1.0, Basis.value),
+        Point("a", "1 GiB", 0.0, How.theory),
     ]
     drawn = picture._over_the_least(points)
-    assert [(point.ours, point.published) for point in drawn] == [(1.5, 3.0), (1.0, None), (None, None)]
+    assert [(point.ours, point.published) for point in drawn] == [(1.5, 3.0), (1.0, None)], "over something"
     text = picture.draw(chosen("flextree")[0], points).decode()
     assert "times the least at that place" in text
     assert ">published<" in text

@@ -322,8 +322,14 @@ def give_up_a_server_that_is_held(patch: Patch) -> None:
 
 
 def give_up_whom_nobody_can_hear(patch: Patch) -> None:
-    """A silent server is awaited no longer where all its neighbours are silent, too."""
-    patch.setattr(Agreement, "bear_common_silence", lambda self, now: None)
+    """A server that does not answer is lost soon, though nobody suspects it: others may be silent, too."""
+
+    def await_(self: Agreement, now: float, for_s: float) -> None:
+        right(self, now, for_s)
+        self.last_answer_by = self._latest_by
+
+    right = Agreement._await
+    patch.setattr(Agreement, "_await", await_)
 
 
 PLANTED: tuple[Callable[[Patch], None], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -245,6 +246,47 @@ def test_servers_that_all_hold_the_lock_are_awaited_though_one_dies_meanwhile(he
 
 
 @pytest.mark.slow
+@pytest.mark.few(2)
+@pytest.mark.parametrize("spread_s", [0.1, 0.2, 0.4])
+@pytest.mark.parametrize(("fabric", "dies"), [("bcube:3x2", 2), ("torus:6x1", 3)])
+def test_servers_may_take_the_lock_one_after_the_other(fabric: str, dies: int, spread_s: float) -> None:
+    """A server that has answered, and could tell of its neighbours, takes it then itself."""
+    servers = [server for server in parse(fabric).servers if server != dies]
+    for seed in range(3):
+        chance = random.Random(seed)
+        late = [chance.uniform(0, spread_s) for _ in servers]
+        held = [
+            Mishap("gil", (s,), at("commit", 50, after), 10.0) for s, after in zip(servers, late, strict=True)
+        ]
+        death = Mishap("crash", (dies,), at("commit", 50, 0.01 + spread_s / 2))
+        assert done(simulate(fabric, *held, death, steps=60)) == servers
+
+
+def test_a_new_coordinator_awaits_servers_that_all_hold_the_lock() -> None:
+    """The one before died when they took it."""
+    held = [Mishap("gil", (server,), at("commit", 24), 16.5) for server in (0, 1)]
+    crashes = [
+        Mishap("coordinator-crash", (), at("commit", 24)),
+        Mishap("crash", (2,), at("commit", 24, 2.0)),
+    ]
+    assert done(simulate("bcube:2x2", *held, *crashes, steps=12)) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("when", [at("Freeze", 6), at("Accepted", 4)])
+def test_a_machine_that_dies_while_a_server_of_it_joins_is_missed_as_fast_as_ever(when: When) -> None:
+    """No member listens to the joiner yet, so nobody misses it."""
+    frozen = [Mishap("freeze", (server,), when, 20.0) for server in (1, 3)]
+    simulation = Simulation(
+        parse("bcube:2x2"),
+        seed=2,
+        settings=Settings(steps=40, n_elements=17, absent=(3,)),
+        mishaps=(Mishap("join", (3,), at("commit", 20)), *frozen),
+    )
+    simulation.run()
+    assert done(simulation) == [0, 2]
+    assert _longest_step_s(simulation) < 2
+
+
 def test_a_server_that_holds_the_lock_for_too_long_is_evicted() -> None:
     """After hold_s, which is 30 s, and a silence."""
     simulation = simulate("bcube:3x2", Mishap("gil", (4,), at("commit", 60), 33.0), steps=12)

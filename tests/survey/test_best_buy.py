@@ -87,6 +87,25 @@ def test_an_offer_has_the_times_of_its_damaged_fabrics_and_their_mean(
     assert offer.left_out == pytest.approx(1 - none_dead * sum(weights), abs=1e-9)
 
 
+def test_slow_links_limit_no_share_of_the_time() -> None:
+    """A server that computes for long is done in that time, whatever its NIC could carry."""
+    slow = parse("graph:0*1/10-1*1/10-2*1/10-3*1/10")
+    layers = [Layer("all", 1000, 1.0, 2.0)]
+    training = Training(layers, 50, [Part(0, slow)])
+    (offer,) = offers([slow], Assumed(training, NETWORK, PRICES, dict.fromkeys(DEAD, 0.0)))
+    assert offer.mean_s == pytest.approx(offer.healthy_s)
+    assert offer.mean_s == pytest.approx(3.0, rel=0.01)
+
+
+def test_parts_that_are_hardly_ever_whole_leave_a_mean_or_none() -> None:
+    for dead in (0.9, 0.999999, 1 - 1e-12):
+        (offer,) = offers(FABRICS[:1], assumed(dict.fromkeys(DEAD, dead)))
+        assert offer.mean_s is None or 0.9 * (offer.healthy_s or 0) < offer.mean_s < 10 * (
+            offer.healthy_s or 0
+        )
+        assert best([offer]) in (offer, None)
+
+
 def test_the_best_has_the_least_time_on_average(found: list[Offer]) -> None:
     first = best(found)
     assert first is not None

@@ -82,6 +82,7 @@ def _over_the_least(points: Sequence[Point]) -> list[Point]:
     """Return the points with their values over the least of ours at the same place."""
     ours = [(point.at, point.ours) for point in points if point.ours is not None]
     least = {at: min(value for other, value in ours if other == at) for at, _ in ours}
+    points = [point for point in points if least.get(point.at)]
     return [
         replace(
             point,

@@ -166,10 +166,14 @@ def train(
     network = Network(algorithm, rate_bit / 8 * goodput, hop_s, read_size("slice", slice_size), known)
     asked = Asked(model, training, network, rate_bit, goodput, computation(model, compute_s))
     if comparing:
-        tables = compared(asked) if wanted is None else {**compared(asked), "choice": chosen(asked, *wanted)}
-        current().answer(tables) if as_json else show_tables(tables)
-        if wanted is not None and not as_json:
-            show_choice(tables["choice"])
+        tables = compared(asked)
+        if not as_json:
+            show_tables(tables)  # what follows may take minutes
+        choice = {} if wanted is None else {"choice": chosen(asked, *wanted)}
+        if as_json:
+            current().answer({**tables, **choice})
+        elif choice:
+            show_choice(choice["choice"])
         return
     report = answer(asked)
     current().answer(asdict(report)) if as_json else show(report)

@@ -174,7 +174,7 @@ class Result:
             "views": self._views(),
             "sizes": of_all(report.metrics.get("sizes", {}) for report in survivors.values()),
             "digests": {server: report.digest for server, report in survivors.items() if report.contributed},
-            "nan": sorted({name for report in survivors.values() for name in report.nan}),
+            "nan": sorted({name for each in survivors.values() if each.contributed for name in each.nan}),
             "samples": first.samples if first else None,
             "outcomes": {server: report.outcome for server, report in sorted(self.reports.items())},
             "dead": dict(sorted(self.dead.items())),

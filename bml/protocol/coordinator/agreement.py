@@ -48,8 +48,8 @@ class Agreement:
     """See the module's text; arguments as of bml.protocol.coordinator.core.Coordinator.
 
     `statuses` are the answers while it gathers, `ballot` is the next view while it is frozen or proposed.
-    A server that others suspect has to answer by `answer_by`, the rest by `last_answer_by`: a server whose
-    heartbeats are heard is alive, and only busy.
+    A server that others suspect has to answer by `answer_by`, the rest by `last_answer_by`: a server that
+    nobody misses is busy, or all that would miss it are silent, too.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Agreement:
         self.reason = ""
         self.answer_by = self.last_answer_by = now + timeouts.start_s
         self._asked_at = self._awake_at = now
+        self._latest_by = self.last_answer_by  # for pauses of the coordinator, however many, until then
         self._back_at = -inf
         self._pardoned = False
         self.findings = Findings(timeouts, now)
@@ -115,34 +116,9 @@ class Agreement:
         if was_stopped and not self._pardoned:
             # All processes may have been stopped, and none can have answered yet; once for each question.
             self._pardoned = True
-            self.last_answer_by = max(self.last_answer_by, now + self._timeouts.answer_s)
-        self.answer_by = min(self.answer_by + (gap_s if was_stopped else late_s), self.last_answer_by)
-
-    def bear_common_silence(self, now: float) -> None:
-        """Give more time while a server is silent of which nobody can tell whether it lives.
-
-        What stopped it may have stopped its neighbours, too, such as a pause of the machine or a lock that
-        each of them holds: none of them hears its stand-in. Not if a server that the view excludes misses a
-        member: the excluded ones may go on alone.
-        """
-        until = self._asked_at + self._timeouts.hold_s
-        if self.ballot is None or now >= until or not self._is_untold(self.ballot):
-            return
-        self.answer_by = max(self.answer_by, min(now + self._timeouts.answer_s, until))
-        self.last_answer_by = max(self.last_answer_by, self.answer_by)
-
-    def _is_untold(self, ballot: Ballot) -> bool:
-        silent, members = ballot.silent, frozenset(ballot.members)
-        outside = [server for server in self._fabric.servers if server not in members]
-        if any(self.findings.suspects(server, outside) for server in members):
-            return False
-        left, answered = self._fabric.without(*ballot.next.failures), members.difference(silent)
-        levels = range(left.levels)
-        return any(
-            server not in self.findings.gone
-            and answered.isdisjoint(peer for level in levels for peer in left.neighbours(server, level))
-            for server in silent
-        )
+            self._latest_by = max(self._latest_by, now + self._timeouts.answer_s)
+            self.last_answer_by = max(self.last_answer_by, self._latest_by)
+        self.answer_by = min(self.answer_by + (gap_s if was_stopped else late_s), self._latest_by)
 
     def has_run_for_s(self, now: float) -> float:
         """For how many seconds the coordinator has run without a pause."""
@@ -181,13 +157,14 @@ class Agreement:
             return self._timeouts.hold_s
         if server not in self.known.members or self.findings.suspects(server, self.known.members):
             return self._timeouts.connect_s
-        return self._timeouts.longest_connect_s
+        return self._timeouts.hold_s
 
-    def _await(self, now: float, for_s: float, longest_s: float) -> None:
+    def _await(self, now: float, for_s: float) -> None:
         """Answers are due from now on."""
         self._asked_at = self._awake_at = now
         self._pardoned = False
-        self.answer_by, self.last_answer_by = now + for_s, now + max(for_s, longest_s)
+        self.answer_by, self.last_answer_by = now + for_s, now + max(for_s, self._timeouts.hold_s)
+        self._latest_by = now + max(for_s, self._timeouts.longest_answer_s)
 
     def missed_by(self, server: int) -> list[Instruction]:
         """The messages that a server which reconnects may have missed; Evict answers its Status again."""
@@ -257,9 +234,10 @@ class Agreement:
     def take_over(self, now: float) -> None:
         """There is a view: its servers run, and need no time to start."""
         start_by = self.last_answer_by
-        self._await(now, self._timeouts.answer_s, self._timeouts.longest_connect_s)
+        self._await(now, self._timeouts.answer_s)
         self.answer_by = min(self.answer_by, start_by)
         self.last_answer_by = min(self.last_answer_by, start_by)
+        self._latest_by = min(self._latest_by, start_by)
 
     # --- changing the view -----------------------------------------------------------------------
 
@@ -292,7 +270,7 @@ class Agreement:
 
     def _ask(self, ballot: Ballot, now: float) -> list[Instruction]:
         answer_s = max(self._timeouts.answer_s, self._timeouts.patience_s(self.known.committed))
-        self._await(now, answer_s, self._timeouts.longest_answer_s)
+        self._await(now, answer_s)
         question = ballot.question(self.term)
         return [Post(server, question) for server in ballot.members]
 

@@ -180,7 +180,6 @@ class Coordinator:
 
     def _tick(self, now: float) -> list[Instruction]:
         findings = self._findings
-        self._agreement.bear_common_silence(now)
         late = self._overdue(now)
         if late:
             return late

@@ -13,7 +13,7 @@ _OF_PROCESSES = ("crash", "freeze", "leave", "join", "raise", "return", "endless
 _TOO_LONG = 0.1
 """How often the lock is held for longer than the stand-in speaks, where nothing else happens."""
 _BY_ALL = 0.2
-"""How often all servers hold the lock at once and one dies meanwhile, where nothing else happens."""
+"""How often all servers hold the lock and one dies meanwhile, where nothing else happens."""
 
 
 def draw_held(chance: random.Random, fabric: Fabric, timeouts: Timeouts, beside: Mishaps) -> Mishaps:
@@ -54,13 +54,25 @@ def _meanwhile(chance: random.Random, fabric: Fabric, held: Mishap) -> Mishap:
 
 
 def _by_all(chance: random.Random, fabric: Fabric, timeouts: Timeouts) -> Mishaps:
-    """All servers but one hold the lock at once, and that one dies: nobody is left to tell of the others."""
-    dies = chance.choice(fabric.servers)
+    """All servers but one hold the lock, and that one dies: nobody is left to tell of the others.
+
+    They take it at once, or one after the other, such as before and after they have answered.
+    """
+    dies, longest_s = chance.choice(fabric.servers), 0.8 * timeouts.hold_s
     when = When("commit", chance.randint(1, 4 * fabric.n_servers), 0.0)
-    longest_s = 0.8 * timeouts.hold_s
+    spread_s = chance.choice((0.0, 0.1, 1.0)) * timeouts.detect_s
     holds = [
-        Mishap("gil", (server,), when, chance.uniform(longest_s / 10, longest_s))
+        Mishap(
+            "gil",
+            (server,),
+            replace(when, after_s=chance.uniform(0, spread_s)),
+            chance.uniform(longest_s / 10, longest_s),
+        )
         for server in fabric.servers
         if server != dies
     ]
-    return (*holds, Mishap("crash", (dies,), replace(when, after_s=chance.uniform(0, longest_s / 10))))
+    deaths = [Mishap("crash", (dies,), replace(when, after_s=chance.uniform(0, longest_s / 10)))]
+    if chance.random() < 0.3:
+        after_s = chance.uniform(0, longest_s / 10)
+        deaths.append(Mishap("coordinator-crash", (), replace(when, after_s=after_s)))
+    return (*holds, *deaths)
