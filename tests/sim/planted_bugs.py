@@ -360,7 +360,6 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     read_constants_of_its_own,
     plan_with_old_rates,
     judge_by_one_round,
-    give_up_a_server_that_is_held,
     give_up_whom_nobody_can_hear,
 )
 

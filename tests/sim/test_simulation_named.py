@@ -6,11 +6,13 @@ import random
 from itertools import pairwise
 
 import pytest
+from planted_bugs import give_up_a_server_that_is_held
 
 from bml.errors import Evicted, TooFewServers
 from bml.schedule.select.model import DEFAULTS
 from bml.sim import FOREVER, Mishap, Simulation, When
 from bml.sim.check import Scenario, run
+from bml.sim.judge.promises import PromiseBroken
 from bml.sim.world.settings import Settings
 from bml.topology import parse
 
@@ -246,6 +248,22 @@ def test_servers_that_all_hold_the_lock_are_awaited_though_one_dies_meanwhile(he
 
 
 @pytest.mark.slow
+@pytest.mark.few(2)
+@pytest.mark.parametrize("connection", [(4, 1, 3), (3, 4, 0), (7, 4, 4)])
+def test_a_server_that_holds_the_lock_may_be_suspected_meanwhile(connection: tuple[int, int, int]) -> None:
+    """A connection of it stands still, and its neighbours say, too, that it lives."""
+    mishaps = [
+        Mishap("gil", (4,), at("commit", 45), 12.0),
+        Mishap("stall", connection, at("commit", 45), 30.0),
+        Mishap("crash", (0,), at("commit", 45, 0.5)),
+    ]
+    assert done(simulate("torus:3x2", *mishaps, steps=40)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    with pytest.MonkeyPatch.context() as patch:
+        give_up_a_server_that_is_held(patch)
+        with pytest.raises(PromiseBroken, match="were lost though nothing"):
+            simulate("torus:3x2", *mishaps, steps=40)
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("spread_s", [0.1, 0.2, 0.4])
 @pytest.mark.parametrize(("fabric", "dies"), [("bcube:3x2", 2), ("torus:6x1", 3)])
