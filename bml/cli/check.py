@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import as_completed
 from dataclasses import asdict
 from functools import partial
 
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bml.cli.output import current
-from bml.io.workers import workers
+from bml.io.workers import finished, workers
 from bml.sim.check import Tally, check, report
 from bml.sim.programs.check import check as check_program
 from bml.sim.programs.check import check_all
@@ -121,7 +120,7 @@ def _run_all(
                 progress.advance(task)
             return
         with workers(min(jobs, len(chunks))) as pool:
-            for done in as_completed([pool.submit(one, chunk) for chunk in chunks]):
+            for done in finished([pool.submit(one, chunk) for chunk in chunks]):
                 tally = done.result()
                 _add(total, tally, console)
                 progress.advance(task, tally.seeds)

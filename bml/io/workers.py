@@ -7,14 +7,19 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from bml.io.signals import signals_put_off
 from bml.topology.errors import FabricError
 
+Result = TypeVar("Result")
+
+_HEEDS_S = 0.1
+"""So long an interrupt may wait until it is heeded."""
 _COLLECT_AFTER = 50_000
 """Simulations make millions of objects that are in no circle: Python's 700 cost a twelfth of the time."""
 
@@ -28,7 +33,7 @@ def workers(n: int) -> Iterator[Executor]:
     """
     before = multiprocessing.active_children()
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(n, spawn, _begin)
+    pool = _Pool(n, spawn, _begin)
     try:
         _start(pool, n)
         yield pool
@@ -41,6 +46,23 @@ def workers(n: int) -> Iterator[Executor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class _Pool(ProcessPoolExecutor):
+    """An interrupt while a lock of its queue is taken would leave it held; its thread would wait for ever."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        with signals_put_off():
+            return super().submit(fn, *args, **kwargs)
+
+
+def finished(futures: Iterable[Future[Result]]) -> Iterator[Future[Result]]:
+    """Yield each as it is done. An interrupt is heeded between two looks, when no future's lock is held."""
+    left = set(futures)
+    while left:
+        with signals_put_off():
+            done, left = wait(left, _HEEDS_S, FIRST_COMPLETED)
+        yield from done
 
 
 def _start(pool: Executor, n: int) -> None:

@@ -3,8 +3,11 @@
 import json
 import signal
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import commands
 import psutil
@@ -13,6 +16,7 @@ from click.testing import CliRunner
 
 from bml.cli import main
 from bml.cli.check import parse_seeds
+from bml.io.workers import finished, workers
 from bml.protocol.step.barrier import Barrier
 from bml.sim.check import Tally
 from bml.topology.errors import UsageError
@@ -113,6 +117,37 @@ def test_an_interrupt_while_workers_start_shows_nothing_of_them(tmp_path: Path) 
     assert process.returncode == 1
     assert "Traceback" not in stderr
     assert commands.left_of(tmp_path) == []
+
+
+class Interrupted(threading.Condition):
+    """An interrupt comes when the lock is taken, and before it is known to be: it stays taken."""
+
+    def __enter__(self) -> bool:
+        taken = super().__enter__()
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+        return taken
+
+
+def hand_out(pool: Any) -> None:
+    pool._work_ids.not_full = Interrupted(pool._work_ids.mutex)
+    pool.submit(int)
+
+
+def await_work(pool: Any) -> None:
+    future = pool.submit(time.sleep, 0.5)
+    future._condition = Interrupted(future._condition._lock)
+    for each in finished([future]):
+        each.result()
+
+
+@pytest.mark.real
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("work", [hand_out, await_work])
+def test_an_interrupt_of_work_leaves_no_lock_taken(work: Callable[[Any], None]) -> None:
+    """The thread of the pool needs the lock to end."""
+    with pytest.raises(KeyboardInterrupt), workers(1) as pool:
+        work(pool)
 
 
 @pytest.mark.real
