@@ -26,8 +26,8 @@ test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n auto --durations=20 -m "not (real or ray or matrix or slow or serial)"
 	$(BIN)/python -m pytest $$(.ci/workers) -m "smoke and not serial" $$(grep -rl --include='test_*.py' mark.smoke tests | sort)
 
-# The others: long pure tests, real ones beside each other, and those that judge time. Of each it runs a
-# sample that is drawn by the tree itself (tests/gate.py); all of them with BML_TESTS=all, as `make nightly` does.
+# The others: long pure tests, real ones beside each other, and those that judge time. Of each it runs a sample
+# that is drawn by the tree itself (tests/gate.py); all of them with BML_TESTS=all, as `make nightly` does.
 gate: gate-pure gate-real gate-serial
 
 SLOW := grep -rlE --include='test_*.py' 'mark\.slow|from sampled import' tests | sort

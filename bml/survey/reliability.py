@@ -69,6 +69,19 @@ def read_hours(text: str, option: str) -> dict[str, float]:
     return found
 
 
+def read_dead_shares(mtbf: str | None, mttr: str | None) -> dict[str, float] | None:
+    """Read the options --mtbf and --mttr as `dead_shares` has them; None without either.
+
+    Raises:
+        UsageError: one stands without the other, cannot be read, or does not fit the other.
+    """
+    if (mtbf is None) != (mttr is None):
+        raise UsageError("--mtbf and --mttr belong together: how long parts live, how long repairs take")
+    if mtbf is None or mttr is None:
+        return None
+    return dead_shares(read_hours(mtbf, "--mtbf"), read_hours(mttr, "--mttr"))
+
+
 def dead_shares(mtbf_h: Mapping[str, float], mttr_h: Mapping[str, float]) -> dict[str, float]:
     """Return the share of time for which a part of each kind is dead; 0 for kinds that never fail.
 

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bml.cli import main
+from bml.cli.sim.trained import ms
 
 pytestmark = pytest.mark.timeout(600)  # the first of them may compile, on a busy machine
 
@@ -112,6 +113,13 @@ def test_comparison():
     shown = run(*network, "--algorithm", "exchange")
     assert "- exchange: exchange cannot work on bcube:4x2 without server:3" in shown.output
     assert "NICs of 10 Gbit/s, computation of 32 samples a server at 10 Tflop/s" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "-"), (0.2092, "209.2"), (3.2e-4, "0.32"), (50.0124, "50012")]
+)
+def test_milliseconds_have_no_exponent(seconds, text):
+    assert ms(seconds) == text
 
 
 def test_fabrics_for_one_price():

@@ -151,7 +151,7 @@ def test_status_and_inject_from_python(tmp_path: Path, own_folder: Path) -> None
         assert job.status()["running"] is False
         with pytest.raises(FabricError, match="has ended"):
             job.inject("kill:1")
-    assert jobs.children() <= children
+    assert jobs.children() == children
     assert opened() <= before
 
 
@@ -200,7 +200,7 @@ def test_a_job_that_is_left_early_leaves_nothing(tmp_path: Path) -> None:
     assert not job.running
     assert job.outcome()["interrupted"]
     assert job.status()["servers"] == {}, "none is silent after the end"
-    assert jobs.children() <= children
+    assert jobs.children() == children
     assert opened() <= before
     wait_for(lambda: threading.active_count() <= threads)  # one has closed the job, and ends by itself
 

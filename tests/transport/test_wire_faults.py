@@ -219,12 +219,12 @@ def test_slow_loris_is_closed_in_time_and_does_not_lock_others_out() -> None:
                 sock.setblocking(False)
             return come
 
-        slow(100)
+        loris = slow(100)
         wires.until(lambda: len(listener._pending) == 64, "as many as may be")
         wires.connect()
         listener._timeout_s = 0.2  # only now: on a busy machine the first would end before the last come
-        late = slow(10)
-        wires.until(lambda: all(map(at_end, late)), "they are closed")
+        loris += slow(10)
+        wires.until(lambda: all(map(at_end, loris)), "all of them are closed")
         assert_still_works(wires, 0, 1)
 
 

@@ -17,7 +17,7 @@ def poller():
     yield with_poller
     with_poller.close()
     with_poller.close()
-    assert opened() <= before
+    assert opened() == before
 
 
 def test_a_removed_descriptor_is_not_called_in_the_same_pass(poller: Poller) -> None:

@@ -24,7 +24,7 @@ MUCH_NBYTES = 16 << 20
 def no_descriptor_is_left() -> Iterator[None]:
     before = opened()
     yield
-    assert opened() <= before
+    assert opened() == before
 
 
 def stands_after_s(wires: Wires, server: int, peer: int, most_s: float) -> float | None:

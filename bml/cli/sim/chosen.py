@@ -9,10 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bml.cli.sim.trained import Asked
+from bml.cli.sim.options import check_prices
+from bml.cli.sim.trained import Asked, ms
 from bml.flows.prices import Prices, equal_in_size, read_prices
 from bml.survey.choice import CLEARLY, Assumed, Offer, alike, best, changes, offers
-from bml.survey.reliability import KINDS, dead_shares, read_hours
+from bml.survey.reliability import KINDS, read_dead_shares
 from bml.topology import UsageError
 
 Wanted = tuple[Prices, Mapping[str, float]]
@@ -25,17 +26,11 @@ def wanted_of(comparing: bool, prices: str | None, mtbf: str | None, mttr: str |
     Raises:
         UsageError: a text cannot be read, or an option stands without the one that it belongs to.
     """
-    if prices is not None and not comparing:
-        raise UsageError("--prices is for --compare: add that, or leave out the prices")
-    if (mtbf is None) != (mttr is None):
-        raise UsageError("--mtbf and --mttr belong together: how long parts live, how long repairs take")
-    if prices is None:
-        if mtbf is not None:
-            raise UsageError("--mtbf and --mttr are for --prices: which fabric is the best one for a price")
-        return None
-    if mtbf is None or mttr is None:
-        return read_prices(prices), dict.fromkeys(KINDS, 0.0)
-    return read_prices(prices), dead_shares(read_hours(mtbf, "--mtbf"), read_hours(mttr, "--mttr"))
+    check_prices(comparing, prices)
+    dead = read_dead_shares(mtbf, mttr)
+    if prices is None and dead is not None:
+        raise UsageError("--mtbf and --mttr are for --prices: which fabric is the best one for a price")
+    return None if prices is None else (read_prices(prices), dead or dict.fromkeys(KINDS, 0.0))
 
 
 def chosen(asked: Asked, prices: Prices, dead: Mapping[str, float]) -> dict[str, Any]:
@@ -68,9 +63,9 @@ def show_choice(choice: dict[str, Any]) -> None:
     for head in ("Gbit/s", "whole", *(f"{kind} dead" for kind in KINDS), "mean"):
         table.add_column(head, justify="right")
     for row in choice["offers"]:
-        broken = (_ms(row["broken_s"][kind]) if kind in row["broken_s"] else "" for kind in KINDS)
+        broken = (ms(row["broken_s"][kind]) if kind in row["broken_s"] else "" for kind in KINDS)
         rate = f"{row['rate_bit'] / 1e9:.3g}"
-        table.add_row(row["fabric"], rate, _ms(row["healthy_s"]), *broken, _ms(row["mean_s"]))
+        table.add_row(row["fabric"], rate, ms(row["healthy_s"]), *broken, ms(row["mean_s"]))
     console.print(table)
     console.print(
         f"prices: {choice['prices']}, for one rate; NICs of other rates cost in proportion", soft_wrap=True
@@ -100,7 +95,3 @@ def _lines(choice: dict[str, Any]) -> Iterator[str]:
     if same:
         texts = ", ".join(f"{what} {' and '.join(to)}" for what, to in same.items())
         yield f"it stays the best, or within {CLEARLY:.0%}, with {texts}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.4g}"

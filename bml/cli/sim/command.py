@@ -12,7 +12,7 @@ from bml.cli.output import current
 from bml.cli.plan import parse_bytes
 from bml.cli.printed import check_writable
 from bml.cli.sim.asked import Asked
-from bml.cli.sim.options import check_numba, damaged, network_options, parse_rate, read_size
+from bml.cli.sim.options import check_numba, check_prices, damaged, network_options, parse_rate, read_size
 from bml.cli.sim.packets import Wanted, packet_answer, packet_options, show_packets
 from bml.cli.sim.train import train
 from bml.cluster.spec.constants import load_constants
@@ -104,7 +104,8 @@ def sim(
     if picture is not None:
         check_drawable(picture)
     others: dict[str, object] = {"--plot": picture, "--trace": trace, "--seeds": seeds > 1}
-    _check_comparing(comparing, prices, others)
+    check_prices(comparing, prices)
+    _check_comparing(comparing, others)
     known, source = load_constants(constants)
     asked = Asked(
         fabric=damaged(fabric, link_rate, fail),
@@ -149,10 +150,8 @@ def _answer_packets(
     current().answer(asdict(report)) if as_json else show_packets(report)
 
 
-def _check_comparing(comparing: bool, prices: str | None, others: dict[str, object]) -> None:
-    """Raise UsageError for what only `--compare` has use of, without it, and for `others` with it."""
-    if prices is not None and not comparing:
-        raise UsageError("--prices is for --compare: add that, or leave out the prices")
+def _check_comparing(comparing: bool, others: dict[str, object]) -> None:
+    """Raise UsageError for `others` with `--compare`."""
     for name in (name for name, given in others.items() if given and comparing):
         raise UsageError(f"{name} is for one simulation: leave it out, or --compare")
 

@@ -97,6 +97,12 @@ def read_size(option: str, text: str | None) -> int | None:
     return nbytes
 
 
+def check_prices(comparing: bool, prices: str | None) -> None:
+    """Raise UsageError for prices without a comparison."""
+    if prices is not None and not comparing:
+        raise UsageError("--prices is for --compare: add that, or leave out the prices")
+
+
 def check_numba() -> None:
     """Raise UsageError without numba, which only simulations need: it takes 200 MB."""
     if importlib.util.find_spec("numba") is None:

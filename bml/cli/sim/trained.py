@@ -173,9 +173,9 @@ def show(report: TrainReport) -> None:
     table.add_row("overlap", _overlap(report))
     table.add_row("algorithms", ", ".join(_algorithms(report)))
     table.add_row("iterations", str(report.iterations))
-    table.add_row("an iteration", f"{_ms(report.iteration_s)} ms")
-    table.add_row("of it computation", f"{_ms(report.compute_s)} ms")
-    table.add_row("of it exposed communication", f"{_ms(report.exposed_s)} ms")
+    table.add_row("an iteration", f"{ms(report.iteration_s)} ms")
+    table.add_row("of it computation", f"{ms(report.compute_s)} ms")
+    table.add_row("of it exposed communication", f"{ms(report.exposed_s)} ms")
     table.add_row("the job", f"{report.jct_s:.3f} s, computing {report.compute_share:.1%}")
     if report.lost_s:
         table.add_row("of it until views had changed", f"{report.lost_s:.3f} s")
@@ -187,7 +187,7 @@ def show(report: TrainReport) -> None:
     table.add_column("failed", min_width=10, overflow="fold")
     for view in report.views:
         numbers = (str(view[key]) for key in ("view", "since", "survivors"))
-        times = (_ms(view[key]) for key in ("iteration_s", "compute_s", "exposed_s", "communication_s"))
+        times = (ms(view[key]) for key in ("iteration_s", "compute_s", "exposed_s", "communication_s"))
         table.add_row(*numbers, *times, ", ".join(view["failures"]))
     console.print(table)
 
@@ -240,8 +240,11 @@ def _numbers(row: dict[str, Any]) -> list[str]:
     if row["jct_s"] is None:
         return ["-"] * 4
     share = f"{row['compute_share']:.1%}"
-    return [_ms(row["iteration_s"]), share, _ms(row["exposed_s"]), f"{row['jct_s']:.3f}"]
+    return [ms(row["iteration_s"]), share, ms(row["exposed_s"]), f"{row['jct_s']:.3f}"]
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float | None) -> str:
+    """Return milliseconds as they stand in a table."""
+    if seconds is None:
+        return "-"
     return f"{seconds * 1e3:.4g}" if seconds < 1 else f"{seconds * 1e3:.0f}"

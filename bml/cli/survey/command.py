@@ -24,10 +24,10 @@ from bml.flows.prices import equal_in_size
 from bml.io.workers import workers
 from bml.survey.cost import Cost, cost_of
 from bml.survey.likeness import likeness
-from bml.survey.reliability import Expected, dead_shares, expected, read_hours
+from bml.survey.reliability import Expected, expected, read_dead_shares
 from bml.survey.sets import parts_of
 from bml.survey.survey import Case, Interval, Row, Survey, survey
-from bml.topology import Fabric, Failure, FatTree, UsageError
+from bml.topology import Fabric, Failure, FatTree
 
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 _WORST = 3
@@ -58,13 +58,7 @@ def run(wanted: Wanted) -> None:
         UsageError: an option cannot be read, or there are fewer parts than failures.
         FabricError: the algorithm cannot work on some damaged fabric.
     """
-    if (wanted.mtbf is None) != (wanted.mttr is None):
-        raise UsageError("--mtbf and --mttr belong together: how long parts live, how long repairs take")
-    dead = (
-        None
-        if wanted.mtbf is None or wanted.mttr is None
-        else dead_shares(read_hours(wanted.mtbf, "--mtbf"), read_hours(wanted.mttr, "--mttr"))
-    )
+    dead = read_dead_shares(wanted.mtbf, wanted.mttr)
     if wanted.picture is not None:
         check_writable(wanted.picture, "--draw")
         plot.check(wanted.picture)

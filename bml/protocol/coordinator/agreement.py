@@ -153,11 +153,9 @@ class Agreement:
 
     def called_for_s(self, server: int, now: float) -> float:
         """For how long a server is called without an answer before it counts as gone."""
-        if server in self.known.members and self.findings.is_held(server, now):
-            return self._timeouts.hold_s
-        if server not in self.known.members or self.findings.suspects(server, self.known.members):
-            return self._timeouts.connect_s
-        return self._timeouts.hold_s
+        members, findings = self.known.members, self.findings
+        is_missed = findings.suspects(server, members) and not findings.is_held(server, now)
+        return self._timeouts.connect_s if server not in members or is_missed else self._timeouts.hold_s
 
     def _await(self, now: float, for_s: float) -> None:
         """Answers are due from now on."""
