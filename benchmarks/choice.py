@@ -24,7 +24,7 @@ from rich.table import Table
 
 from bml import fabric as emulated
 from bml.bench.contenders import JobSettings, Own
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.schedule import plan
 from bml.topology import Fabric, FabricError, parse
 

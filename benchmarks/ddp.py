@@ -27,7 +27,7 @@ from rich.table import Table
 from bml import fabric as emulated
 from bml.bench.contenders import Contender, Gloo, JobSettings, Own
 from bml.bench.rows import Block, iterations
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.topology import parse
 
 BLOCK_S, FEWEST, MOST = 0.4, 3, 60

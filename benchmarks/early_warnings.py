@@ -23,7 +23,7 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.fabric import Damage, EmulatedFabric
 
 EARLY_S = 2.0

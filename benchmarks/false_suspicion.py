@@ -25,7 +25,7 @@ import numpy as np
 
 import bml
 from bml import fabric as emulated
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.fabric import EmulatedFabric, parse_rate
 from bml.faults.throughput import Meter, Sample
 from bml.topology.errors import UsageError

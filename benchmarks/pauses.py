@@ -15,7 +15,7 @@ from itertools import product
 
 import click
 
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.figures.pauses import IN_ORDER, SHUFFLED, outcome_of
 from bml.figures.steps import DELAY_S
 from bml.packets.settings import Settings

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.fabric import EmulatedFabric
 
 LEAST_STEPS = 5

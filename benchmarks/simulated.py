@@ -21,7 +21,7 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.cli.sim.answer import answer
 from bml.cli.sim.asked import Asked
 from bml.cli.sim.options import damaged

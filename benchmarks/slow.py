@@ -29,7 +29,7 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.fabric import GOODPUT, Damage, EmulatedFabric
 from bml.schedule import bound
 from bml.topology import Link

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bml.cli.compare import as_markdown, papers
+from bml.cli.planning.compare import as_markdown, papers
 from bml.faults import AtOnce, Fault
 from bml.faults.kinds import KINDS
 from bml.metrics.table import TABLE

@@ -22,7 +22,7 @@ from bml.cli.inject import inject
 from bml.cli.keeping.checkpoint import checkpoint
 from bml.cli.metrics.command import metrics
 from bml.cli.output import taken, text_of_end
-from bml.cli.plan import plan
+from bml.cli.planning.command import plan
 from bml.cli.recordings.replay import replay
 from bml.cli.run import run
 from bml.cli.sim.command import sim

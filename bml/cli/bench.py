@@ -21,8 +21,9 @@ from bml.bench.contenders import PEERS, JobSettings
 from bml.bench.contest import Contest, OnProgress, Settings, contest
 from bml.bench.rows import Row
 from bml.cli.output import current
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.cli.printed import check_writable, strict_json, write_file
+from bml.cli.tables import print_table
 from bml.cli.testbed.progress import progress, warn_if_busy
 from bml.cli.testbed.room import check_room
 from bml.cli.testbed.train import train
@@ -342,13 +343,13 @@ def _show_calibration(found: Calibration, stored: Path) -> None:
     for name, value in asdict(found.constants).items():
         what, factor, unit = _UNITS_OF_CONSTANTS[name]
         constants.add_row(name, what, f"{value * factor:.4g} {unit}")
-    console.print(constants)
+    print_table(constants, console)
     samples = Table("experiment", "median", "by the model", "off by", title="fitted to")
     for sample in found.samples:
         model_s = sample.work.seconds(found.constants)
         off = f"{(model_s / sample.seconds - 1) * 100:+.0f} %"
         samples.add_row(sample.what, f"{sample.seconds * 1e6:.1f} µs", f"{model_s * 1e6:.1f} µs", off)
-    console.print(samples)
+    print_table(samples, console)
     used = "bml plan --bytes uses them" if stored == default_path() else f"use them with --constants {stored}"
     console.print(f"measured in {found.seconds:.1f} s, stored in {stored}: {used}", soft_wrap=True)
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bml.cli.output import current
+from bml.cli.tables import print_table
 from bml.cluster.launcher import jobsocket
 from bml.cluster.ray import auth as ray_auth
 from bml.cluster.spec.nics import address_of
@@ -266,10 +267,10 @@ def _show(checks: list[Check], timeouts: Timeouts) -> None:
     machine = Table("", "usable", "why", title="this machine")
     for check in checks:
         machine.add_row(check.what, "yes" if check.usable else "no", check.why)
-    console.print(machine)
+    print_table(machine, console)
     times = Table(
         "time-out", "seconds", "derivation and purpose", title="time-outs, in the order that makes them safe"
     )
     for name, why in sorted(_MEANING.items(), key=lambda item: float(getattr(timeouts, item[0]))):
         times.add_row(name, f"{getattr(timeouts, name):g}", why)
-    console.print(times)
+    print_table(times, console)

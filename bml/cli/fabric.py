@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bml.cli.output import current
+from bml.cli.tables import print_table
 from bml.fabric import DEFAULT_NAME, DEFAULT_RATE, Damage, EmulatedFabric, find, parse_rate, rate_text
 from bml.fabric import down as take_down
 from bml.fabric import up as bring_up
@@ -235,7 +236,7 @@ def _say(
         return
     console = Console(markup=False, highlight=False)
     if addresses:
-        console.print(_table(now))
+        print_table(_table(now), console)
     rates = f"{rate_text(now['rate'])} a NIC, one-switch network {rate_text(now['one_switch_rate'])}"
     console.print(f"{now['servers']} servers, {now['switches']} switches, {rates}")
     console.print("broken: " + (", ".join(now["failures"]) or "nothing"))

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from bml.cli.output import current
 from bml.cli.printed import future_lines, size_lines
+from bml.cli.tables import print_table
 from bml.cli.values import FiniteRange
 from bml.cli.web.options import WithWeb, served, web_options
 from bml.cluster.launcher import jobsocket
@@ -113,7 +114,7 @@ def _show(now: dict[str, Any], console: Console) -> None:
         console.print(line)
     for why in now.get("suspicions", []):
         console.print(f"suspected: {why}")
-    console.print(_server_table(now))
+    print_table(_server_table(now), console)
     for server, answer in now["servers"].items():
         for each in answer.get("suspects", []):
             console.print(f"server {server} suspects {each['peer']}/{each['level']}: {each['why']}")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from bml.cli.output import text_of_end
 from bml.cli.printed import in_words, size_lines, strict_json
+from bml.cli.tables import print_table
 from bml.cluster.launcher.result import Result
 from bml.predict.words import milliseconds
 
@@ -29,7 +30,7 @@ def summarise(result: Result, console: Console) -> None:
     """Print the end of a job that ended well."""
     report = result.report
     if console.width >= _WIDE:
-        console.print(_view_table(report["views"]))
+        print_table(_view_table(report["views"]), console)
     else:
         for line in _view_lines(report["views"]):
             console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -4,7 +4,7 @@ import pytest
 
 from bml.bench import rows
 from bml.bench.rows import Block
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.errors import UsageError
 
 

@@ -78,7 +78,7 @@ def test_a_table_has_the_keys_of_the_code(title: str) -> None:
     assert names("formats.md", title) == TABLES[title]()
 
 
-PLAN = {field.name for field in fields(importlib.import_module("bml.cli.plan").Report)}
+PLAN = {field.name for field in fields(importlib.import_module("bml.cli.planning.command").Report)}
 SIM = {field.name for field in fields(importlib.import_module("bml.cli.sim.asked").Report)}
 SIM_PACKETS = {field.name for field in fields(importlib.import_module("bml.cli.sim.packets").PacketReport)}
 SIM_TRAIN = {field.name for field in fields(importlib.import_module("bml.cli.sim.trained").TrainReport)}

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from bml.cli.figures.picture import draw
 from bml.cli.printed import strict_json
+from bml.cli.tables import print_table
 from bml.errors import FabricError
 from bml.figures.absent import ABSENT
 from bml.figures.figure import Figure, Point
@@ -111,13 +112,13 @@ def show(made: Sequence[Made]) -> None:
     """Print a table for each figure, and one of what cannot be had."""
     console = Console(markup=False)
     for each in made:
-        console.print(_table(each))
+        print_table(_table(each), console)
     table = Table(title="published, and not to be had here")
     for head in ("what", "published", "why not"):
         table.add_column(head, overflow="fold")
     for missing in ABSENT:
         table.add_row(missing.what, missing.published, missing.why)
-    console.print(table)
+    print_table(table, console)
 
 
 def _table(made: Made) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
@@ -34,9 +35,10 @@ def list_metrics(as_json: bool) -> None:
     if as_json:
         current().answer({"metrics": [asdict(metric) | {"labels": metric.all_labels} for metric in TABLE]})
         return
+    width = min(100, shutil.get_terminal_size().columns)
     for metric in TABLE:
         click.echo(f"{metric.name}{{{', '.join(metric.all_labels)}}}: {metric.kind}, {metric.unit}")
-        click.echo(textwrap.fill(metric.help, 100, initial_indent="    ", subsequent_indent="    "))
+        click.echo(textwrap.fill(metric.help, width, initial_indent="    ", subsequent_indent="    "))
 
 
 @metrics.command("dashboard")

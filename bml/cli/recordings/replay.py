@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bml.cli.output import current
+from bml.cli.tables import print_table
 from bml.errors import UsageError
 from bml.protocol.record.recording import Recording, unpack
 from bml.protocol.record.replay import Replayed
@@ -87,7 +88,7 @@ def _show(recording: Recording, told: Told, story: list[str], whole: bool) -> No
             table.add_column(heading)
         for one, each in zip(recording.servers, told.replays, strict=True):
             table.add_row(*_row(one.why, each))
-        console.print(table)
+        print_table(table, console)
     for line in story:
         console.print(line, soft_wrap=True)
     for each in told.replays:

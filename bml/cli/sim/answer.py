@@ -16,6 +16,7 @@ from rich.table import Table
 from bml.cli.printed import without, write_file
 from bml.cli.sim.asked import Asked, Report
 from bml.cli.sim.options import rate_of
+from bml.cli.tables import print_table
 from bml.flows.simulate import Conditions, Outcome, simulate
 from bml.flows.timeline import timeline
 from bml.schedule import Plan
@@ -121,7 +122,7 @@ def show(report: Report, delay_source: str) -> None:
             f"busy {min(rest):.1%} to {max(rest):.1%}, {np.mean(rest):.1%} on average",
         )
     table.add_row("planned, simulated in", f"{report.planning_s:.3f} s, {report.simulating_s:.3f} s")
-    Console(markup=False).print(table)
+    print_table(table, Console(markup=False))
 
 
 def _spread(seeds: list[float]) -> str:

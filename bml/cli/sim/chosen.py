@@ -11,6 +11,7 @@ from rich.table import Table
 
 from bml.cli.sim.options import check_prices
 from bml.cli.sim.trained import Asked, ms
+from bml.cli.tables import print_table
 from bml.flows.prices import Prices, equal_in_size, read_prices
 from bml.survey.choice import CLEARLY, Assumed, Offer, alike, best, changes, offers
 from bml.survey.reliability import KINDS, read_dead_shares
@@ -66,7 +67,7 @@ def show_choice(choice: dict[str, Any]) -> None:
         broken = (ms(row["broken_s"][kind]) if kind in row["broken_s"] else "" for kind in KINDS)
         rate = f"{row['rate_bit'] / 1e9:.3g}"
         table.add_row(row["fabric"], rate, ms(row["healthy_s"]), *broken, ms(row["mean_s"]))
-    console.print(table)
+    print_table(table, console)
     console.print(
         f"prices: {choice['prices']}, for one rate; NICs of other rates cost in proportion", soft_wrap=True
     )

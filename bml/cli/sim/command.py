@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from bml.cli.output import current
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.cli.printed import check_writable
 from bml.cli.sim.asked import Asked
 from bml.cli.sim.options import check_numba, check_prices, damaged, network_options, parse_rate, read_size

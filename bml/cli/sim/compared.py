@@ -11,6 +11,7 @@ from rich.table import Table
 from bml.cli.sim.answer import conditions, planned
 from bml.cli.sim.asked import Asked
 from bml.cli.sim.options import nics
+from bml.cli.tables import print_table
 from bml.flows.prices import Prices, equal_in_size, parts_of
 from bml.flows.simulate import simulate
 from bml.schedule import ALGORITHMS
@@ -76,7 +77,7 @@ def show_tables(tables: dict[str, Any]) -> None:
     table.add_column("ms", justify="right")
     for row in tables["algorithms"]:
         table.add_row(row["algorithm"], _ms(row["gst_s"]))
-    console.print(table)
+    print_table(table, console)
     table = Table(title=f"whole fabrics of about this size; prices: {tables['prices']}")
     table.add_column("fabric")
     table.add_column("algorithm")
@@ -85,7 +86,7 @@ def show_tables(tables: dict[str, Any]) -> None:
     for row in tables["fabrics"]:
         numbers = str(row["servers"]), f"{row['price']:.3f}"
         table.add_row(row["fabric"], row["by"], *numbers, _ms(row["gst_s"]), _ms(row["equal_price_gst_s"]))
-    console.print(table)
+    print_table(table, console)
     console.print(f"{nics(tables['rate_bit'])}: other rates may change the order", soft_wrap=True)
     for row in [*tables["algorithms"], *tables["fabrics"]]:
         if row["why"]:

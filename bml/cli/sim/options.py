@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from bml.cli.plan import parse_bytes, parse_rates
+from bml.cli.planning.command import parse_bytes, parse_rates
 from bml.cli.values import FiniteRange
 from bml.flows.training.layers import (
     FLOPS,

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bml.cli.plan import parse_bytes
+from bml.cli.planning.command import parse_bytes
 from bml.cli.printed import without
 from bml.cli.sim.asked import Asked
 from bml.cli.sim.options import Command, rate_of, read_size
+from bml.cli.tables import print_table
 from bml.packets.settings import Settings
 from bml.topology import UsageError
 
@@ -239,4 +240,4 @@ def show_packets(report: PacketReport) -> None:
         if told:
             table.add_row(f"link {each['link']}", ", ".join(told))
     table.add_row("planned, simulated in", f"{report.planning_s:.3f} s, {report.simulating_s:.3f} s")
-    Console(markup=False).print(table)
+    print_table(table, Console(markup=False))

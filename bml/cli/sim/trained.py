@@ -11,6 +11,7 @@ from rich.table import Table
 
 from bml.cli.printed import without
 from bml.cli.sim.options import nics, rate_of
+from bml.cli.tables import print_table
 from bml.flows.prices import equal_in_size
 from bml.flows.training.job import train
 from bml.flows.training.layers import PARAMETER_NBYTES
@@ -180,16 +181,16 @@ def show(report: TrainReport) -> None:
     if report.lost_s:
         table.add_row("of it until views had changed", f"{report.lost_s:.3f} s")
     table.add_row("simulated in", f"{report.simulating_s:.3f} s")
-    console.print(table)
+    print_table(table, console)
     table = Table(title="views: milliseconds of an iteration")
     for head in ("view", "since", "alive", "all", "computed", "exposed", "wires"):
         table.add_column(head, justify="right")
-    table.add_column("failed", min_width=10, overflow="fold")
+    table.add_column("failed")
     for view in report.views:
         numbers = (str(view[key]) for key in ("view", "since", "survivors"))
         times = (ms(view[key]) for key in ("iteration_s", "compute_s", "exposed_s", "communication_s"))
         table.add_row(*numbers, *times, ", ".join(view["failures"]))
-    console.print(table)
+    print_table(table, console)
 
 
 def _algorithms(report: TrainReport) -> list[str]:
@@ -226,7 +227,7 @@ def show_tables(tables: dict[str, Any]) -> None:
         for row in found:
             more = [str(row["servers"]), *(row["by"][:1] or ["-"])] if head == "fabric" else []
             table.add_row(row[head], *more, *_numbers(row))
-        console.print(table)
+        print_table(table, console)
     console.print(
         f"{nics(tables['rate_bit'])}, computation {tables['computation']}: other rates may change the order",
         soft_wrap=True,

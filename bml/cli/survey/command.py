@@ -20,6 +20,7 @@ from rich.table import Table
 from bml.bench import plot
 from bml.cli.output import current
 from bml.cli.printed import check_writable
+from bml.cli.tables import print_table
 from bml.flows.prices import equal_in_size
 from bml.io.workers import workers
 from bml.survey.cost import Cost, cost_of
@@ -161,7 +162,7 @@ def _show(surveyed: Survey, weighed: Expected | None, seconds: float) -> None:
             *(_time(row.quantile(share)) for share in _QUANTILES),
             "-" if over is None else f"{over:.3f}",
         )
-    console.print(table)
+    print_table(table, console)
     console.print("Times of the survivors in T = P/B; the last column: the largest ratio to a proved bound.")
     alike = likeness(surveyed.fabric)
     like = "Of sets that are alike one is planned; times of the others may differ by 1 %."

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from bml.bench.training.asked import Comparison
 from bml.bench.training.rows import FailureRow, Row
+from bml.cli.tables import print_table
 from bml.fabric import GOODPUT, rate_text
 
 _HALF = 0.5
@@ -59,9 +60,9 @@ def show(answer: Answer) -> None:
         less = "" if row.reduction is None else f"{row.reduction:.1%}"
         times = _ms(row.iteration_s), _ms(row.predicted_s), f"{row.off:+.1%}"
         table.add_row(row.who, row.fabric, *times, _ms(row.gst_s), less, f"{row.processors:.0%}")
-    console.print(table)
+    print_table(table, console)
     if answer.failures:
-        console.print(_failures(answer.failures))
+        print_table(_failures(answer.failures), console)
     busiest = max(row.processors for row in answer.rows)
     if max(busiest, *(row.processors for row in answer.failures), 0.0) > _HALF:
         click.echo(

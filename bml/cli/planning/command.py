@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bml.cli.compare import of_fabric, papers
-from bml.cli.compare import show as show_comparison
-from bml.cli.draw import draw
 from bml.cli.output import current
+from bml.cli.planning.compare import of_fabric, papers
+from bml.cli.planning.compare import show as show_comparison
+from bml.cli.planning.draw import draw
 from bml.cli.printed import check_writable, without
 from bml.cli.survey import command as survey
+from bml.cli.tables import print_table
 from bml.cluster.spec.constants import load_constants
 from bml.schedule import ALGORITHMS, Plan, bound, bound_kind
 from bml.schedule import plan as make_plan
@@ -311,7 +312,7 @@ def _show(report: Report, prices: tuple[Price, ...]) -> None:
         table.add_row("candidates", "\n".join(map(str, prices)))
     table.add_row("planned in", f"{report.seconds * 1e3:.1f} ms")
     table.add_row("verified", "; ".join(report.violations) or _soundness(report))
-    Console(markup=False).print(table)
+    print_table(table, Console(markup=False))
 
 
 def _soundness(report: Report) -> str:

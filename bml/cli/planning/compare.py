@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bml.cli.output import current
+from bml.cli.tables import print_table
 from bml.schedule import ALGORITHMS
 from bml.schedule.select.compare import PAPERS, Cell, compare, single_failures
 from bml.topology import BigSwitch, Fabric, FatTree, parse
@@ -119,6 +120,6 @@ def _print(grid: Grid) -> None:
     for row in grid.rows():
         table.add_row(*row)
     console = Console(markup=False)
-    console.print(table)
+    print_table(table, console)
     for note in grid.notes():
         console.print(f"- {note}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""`bml plan`: a schedule, verified, compared and drawn."""
