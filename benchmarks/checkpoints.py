@@ -33,7 +33,7 @@ import click
 import numpy as np
 
 import bml
-from bml.cli.planning.command import parse_bytes
+from bml.lab.commands.quantities import parse_bytes
 
 FABRIC, N_SERVERS = "bcube:2x2", 4
 EVERY = 10

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bml import fabric as emulated
-from bml.bench.contenders import JobSettings, Own
-from bml.cli.planning.command import parse_bytes
+from bml.lab.bench.contenders import JobSettings, Own
+from bml.lab.commands.quantities import parse_bytes
 from bml.schedule import plan
 from bml.topology import Fabric, FabricError, parse
 

@@ -21,8 +21,8 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.planning.command import parse_bytes
 from bml.fabric import GOODPUT, EmulatedFabric
+from bml.lab.commands.quantities import parse_bytes
 from bml.schedule import Schedules
 
 Row = dict[str, Any]

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bml import fabric as emulated
-from bml.bench.contenders import Contender, Gloo, JobSettings, Own
-from bml.bench.rows import Block, iterations
-from bml.cli.planning.command import parse_bytes
+from bml.lab.bench.contenders import Contender, Gloo, JobSettings, Own
+from bml.lab.bench.rows import Block, iterations
+from bml.lab.commands.quantities import parse_bytes
 from bml.topology import parse
 
 BLOCK_S, FEWEST, MOST = 0.4, 3, 60

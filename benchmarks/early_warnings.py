@@ -23,8 +23,8 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.planning.command import parse_bytes
 from bml.fabric import Damage, EmulatedFabric
+from bml.lab.commands.quantities import parse_bytes
 
 EARLY_S = 2.0
 STAGE_S = 2.0

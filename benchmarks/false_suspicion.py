@@ -25,9 +25,9 @@ import numpy as np
 
 import bml
 from bml import fabric as emulated
-from bml.cli.planning.command import parse_bytes
 from bml.fabric import EmulatedFabric, parse_rate
 from bml.faults.throughput import Meter, Sample
+from bml.lab.commands.quantities import parse_bytes
 from bml.topology.errors import UsageError
 
 FABRIC = "bcube:3x2"

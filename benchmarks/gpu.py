@@ -28,7 +28,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from bml.cli.planning.command import parse_bytes
+from bml.lab.commands.quantities import parse_bytes
 from bml.torch.devices import slices
 from bml.torch.devices.staging import Staging
 

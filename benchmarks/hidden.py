@@ -27,7 +27,7 @@ import torch
 import bml
 import bml.torch
 from bml import fabric as emulated
-from bml.cli.planning.command import parse_bytes
+from bml.lab.commands.quantities import parse_bytes
 from bml.torch.attached.layout import FIRST_NBYTES
 
 WIDTH, WARM_UP = 512, 2

@@ -27,7 +27,7 @@ from networks import NETWORKS, alone
 import bml
 import bml.torch
 from bml import fabric as emulated
-from bml.cli.planning.command import parse_bytes
+from bml.lab.commands.quantities import parse_bytes
 from bml.torch.overlap.before import Before
 
 WARM_UP = 3

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import bml
-from bml.cli.planning.command import parse_bytes
+from bml.lab.commands.quantities import parse_bytes
 
 EARLY = 20
 """How many steps at the beginning are shown apart: memory that grows with the steps is less there."""

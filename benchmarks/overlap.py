@@ -26,7 +26,7 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.planning.command import parse_bytes
+from bml.lab.commands.quantities import parse_bytes
 
 KINDS = ("python", "matmul", "torch")
 

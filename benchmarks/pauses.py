@@ -15,10 +15,10 @@ from itertools import product
 
 import click
 
-from bml.cli.planning.command import parse_bytes
-from bml.figures.pauses import IN_ORDER, SHUFFLED, outcome_of
-from bml.figures.steps import DELAY_S
-from bml.packets.settings import Settings
+from bml.lab.commands.quantities import parse_bytes
+from bml.lab.figures.pauses import IN_ORDER, SHUFFLED, outcome_of
+from bml.lab.figures.steps import DELAY_S
+from bml.lab.packets.settings import Settings
 
 
 @click.command()

@@ -19,8 +19,8 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.planning.command import parse_bytes
 from bml.fabric import EmulatedFabric
+from bml.lab.commands.quantities import parse_bytes
 
 LEAST_STEPS = 5
 LOOK_S = 0.5

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import bml
-from bml.cli.planning.command import parse_bytes
+from bml.lab.commands.quantities import parse_bytes
 
 WARM_UP = 3
 

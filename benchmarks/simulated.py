@@ -21,12 +21,12 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.planning.command import parse_bytes
-from bml.cli.sim.answer import answer
-from bml.cli.sim.asked import Asked
-from bml.cli.sim.options import damaged
 from bml.cluster.spec.constants import load_constants
 from bml.fabric import GOODPUT, EmulatedFabric
+from bml.lab.commands.quantities import parse_bytes
+from bml.lab.commands.sim.answer import answer
+from bml.lab.commands.sim.asked import Asked
+from bml.lab.commands.sim.options import damaged
 
 CORES = os.cpu_count() or 1
 Row = dict[str, Any]

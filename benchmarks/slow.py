@@ -29,8 +29,8 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.planning.command import parse_bytes
 from bml.fabric import GOODPUT, Damage, EmulatedFabric
+from bml.lab.commands.quantities import parse_bytes
 from bml.schedule import bound
 from bml.topology import Link
 

@@ -16,7 +16,7 @@ import click
 import numpy as np
 
 import bml
-from bml.cli.planning.command import parse_bytes
+from bml.lab.commands.quantities import parse_bytes
 
 COLLECTIVES = ("allreduce", "broadcast", "all_gather", "all_to_all")
 """Those of which every server brings an array of the size, or one that is split into equal parts."""

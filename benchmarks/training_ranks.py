@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 import bml.torch
-from bml.bench.host import Orders
-from bml.bench.ranks import Vector, contribution, timed, total
+from bml.lab.bench.host import Orders
+from bml.lab.bench.ranks import Vector, contribution, timed, total
 from bml.train.session import Session
 
 N_LAYERS = 16

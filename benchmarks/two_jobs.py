@@ -30,9 +30,9 @@ from rich.table import Table
 
 import bml
 from bml import fabric as emulated
-from bml.cli.planning.command import parse_bytes
 from bml.cli.values import TrafficClass
 from bml.fabric import EmulatedFabric
+from bml.lab.commands.quantities import parse_bytes
 
 Row = dict[str, Any]
 Times = list[tuple[float, float]]

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bml.cli.figures.shown import number, rendered, write
-from bml.figures import available  # noqa: F401 (registers the figures)
-from bml.figures.absent import ABSENT
-from bml.figures.figure import registered
+from bml.lab.commands.figures.shown import number, rendered, write
+from bml.lab.figures import available  # noqa: F401 (registers the figures)
+from bml.lab.figures.absent import ABSENT
+from bml.lab.figures.figure import registered
 
 PAGE = Path(__file__).resolve().parent / "explanation" / "papers.md"
 FIGURES = PAGE.parent / "figures"

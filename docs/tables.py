@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bml.cli.planning.compare import as_markdown, papers
 from bml.faults import AtOnce, Fault
 from bml.faults.kinds import KINDS
+from bml.lab.commands.plan.compare import as_markdown, papers
 from bml.metrics.table import TABLE
 from bml.schedule.algorithms.registry import registered
 

@@ -34,10 +34,6 @@ ROOMS = (
     ("bml.protocol.record",),
     ("bml.protocol",),
     ("bml.metrics",),
-    ("bml.flows",),
-    ("bml.survey",),
-    ("bml.packets",),
-    ("bml.figures",),
     ("bml.io",),
     ("bml.sharedmem",),
     ("bml.transport.interface",),
@@ -68,22 +64,29 @@ ROOMS = (
     ("bml.sim.check", "bml.sim.exhaustive"),
     ("bml.sim.programs",),
     ("bml.sim",),
-    ("bml.bench", "bml.web"),
+    ("bml.web",),
     ("bml.cli", "bml.pytest_plugin"),
     ("bml",),
+    ("bml.lab.flows",),
+    ("bml.lab.survey",),
+    ("bml.lab.packets",),
+    ("bml.lab.figures",),
+    ("bml.lab.bench",),
+    ("bml.lab.commands",),
+    ("bml.lab",),
 )
 
 #: Packages and modules that may not touch the world: they get time as an argument and chance from a seed.
 PURE = (
     "bml.topology",
     "bml.faults",
-    "bml.bench.failing",
-    "bml.bench.fit",
-    "bml.bench.rows",
-    "bml.bench.training.asked",
-    "bml.bench.training.predicted",
-    "bml.bench.training.rows",
-    "bml.bench.training.work",
+    "bml.lab.bench.failing",
+    "bml.lab.bench.fit",
+    "bml.lab.bench.rows",
+    "bml.lab.bench.training.asked",
+    "bml.lab.bench.training.predicted",
+    "bml.lab.bench.training.rows",
+    "bml.lab.bench.training.work",
     "bml.cluster.fleets.drains",
     "bml.cluster.fleets.muster",
     "bml.cluster.fleets.placement",
@@ -102,15 +105,15 @@ PURE = (
     "bml.cluster.torchrun.ranks",
     "bml.cluster.torchrun.strikes",
     "bml.errors",
-    "bml.figures",
-    "bml.flows",
+    "bml.lab.figures",
+    "bml.lab.flows",
     "bml.metrics",
-    "bml.packets",
+    "bml.lab.packets",
     "bml.predict",
     "bml.protocol",
     "bml.schedule",
     "bml.sim",
-    "bml.survey",
+    "bml.lab.survey",
     "bml.torch.attached.layout",
     "bml.torch.recomputing.plan",
     "bml.train.balancing.shown",
@@ -331,7 +334,7 @@ def test_what_texts_import_exists() -> None:
 def test_missing_modules_are_found_in_texts() -> None:
     assert missing_in_text("from bml.cluster import supervisor; supervisor.main()")
     assert missing_in_text("import bml.made_up")
-    assert missing_in_text("bml.bench.made_up")
+    assert missing_in_text("bml.lab.bench.made_up")
     assert not missing_in_text("from bml.cluster.fleets import supervisor\nfrom bml.errors import BmlError")
     assert not missing_in_text("bml.schedule.plan")
 

@@ -9,34 +9,36 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import click
 
-from bml.cli.bench import bench
 from bml.cli.check import check_command
 from bml.cli.doctor import doctor
 from bml.cli.fabric import fabric
-from bml.cli.figures.command import figures
 from bml.cli.inject import inject
 from bml.cli.keeping.checkpoint import checkpoint
 from bml.cli.metrics.command import metrics
 from bml.cli.output import taken, text_of_end
-from bml.cli.planning.command import plan
 from bml.cli.recordings.replay import replay
 from bml.cli.run import run
-from bml.cli.sim.command import sim
 from bml.cli.status import status
 from bml.cli.torchrun import own_words, torchrun
 from bml.cli.values import shortened
 from bml.cluster.spec.ending import text_of
 from bml.errors import BmlError, StateMismatch, UsageError
-from bml.flows.compilation import surround
 from bml.io.limits import PROCESS_LIMIT, is_process_limit
-from bml.io.signals import signals_put_off
 
 #: With one of these options a command prints text, whatever other options it is given.
 _SHOWS_TEXT = {"-h", "--help", "--version"}
+#: Commands of the laboratory, by name: they are imported when they are asked for, as no job needs any of it.
+_LABORATORY = {
+    "bench": "bml.lab.commands.bench.bench",
+    "figures": "bml.lab.commands.figures.command.figures",
+    "plan": "bml.lab.commands.plan.command.plan",
+    "sim": "bml.lab.commands.sim.command.sim",
+}
 
 
 class Shell(click.Group):
@@ -53,7 +55,6 @@ class Shell(click.Group):
         words = set(own_words(sys.argv[1:] if args is None else args))
         as_json = "--json" in words and not words & _SHOWS_TEXT
         extra["standalone_mode"] = False
-        surround(signals_put_off)
         with taken(as_json, for_good=args is None) as output, _terminable():
             status, error = self._outcome(args, *rest, **extra)
             if args is None:  # another Ctrl-C would leave behind the processes that threads are still ending
@@ -66,6 +67,17 @@ class Shell(click.Group):
                 if lost.errno != errno.EPIPE:  # a reader that closed the pipe need not be told
                     click.echo(f"Error: standard output could not be written: {lost.strerror}", err=True)
         sys.exit(status)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """See click.Group; with those of the laboratory."""
+        return sorted([*super().list_commands(ctx), *_LABORATORY])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See click.Group; a command of the laboratory is imported here."""
+        if (place := _LABORATORY.get(cmd_name)) is None:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = place.rpartition(".")
+        return cast(click.Command, getattr(import_module(module), name))
 
     def _outcome(self, *arguments: Any, **extra: Any) -> tuple[int, dict[str, str] | None]:
         """Run the command; return its exit status, and for JSON the error with which it ended."""
@@ -140,17 +152,13 @@ def main() -> None:
     """
 
 
-main.add_command(bench)
 main.add_command(check_command)
 main.add_command(checkpoint)
 main.add_command(doctor)
 main.add_command(fabric)
-main.add_command(figures)
 main.add_command(inject)
 main.add_command(metrics)
-main.add_command(plan)
 main.add_command(replay)
 main.add_command(run)
-main.add_command(sim)
 main.add_command(status)
 main.add_command(torchrun)

@@ -23,7 +23,7 @@ from bml.schedule.select.model import Constants
 
 _FILLING = 8
 """Of the slices of all trees, one in so many holds up a NIC before all NICs are busy, and after. Found by
-comparison with simulated steps (bml.flows) on damaged fabrics."""
+comparison with simulated steps (bml.lab.flows) on damaged fabrics."""
 
 _USUAL_ERROR = 0.05
 """By so much steps on NICs of known rate usually differ from the model."""

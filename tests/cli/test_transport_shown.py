@@ -4,11 +4,11 @@ import importlib
 
 import pytest
 
-from bml.bench import rows
-from bml.bench.rows import Block, Traffic
 from bml.cli.status import _transport_lines
 from bml.cluster.spec.job import JobSpec
 from bml.errors import UsageError
+from bml.lab.bench import rows
+from bml.lab.bench.rows import Block, Traffic
 from bml.topology.errors import FabricError
 from bml.transport.verbs.devices import Gid
 

@@ -13,8 +13,8 @@ from blocks import CONDITIONS, SHOWN, Block, blocks_of, missing, read
 from reader import ROOT, Reader, cannot
 
 from bml.cli import main as command_line
-from bml.cli.sim.command import Simulation
 from bml.cli.web.options import WithWeb, with_port
+from bml.lab.commands.sim.command import Simulation
 
 PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in read(page, ROOT)]

@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 from reference_pages import names, rows
 
-from bml.bench.rows import Row
-from bml.bench.training import rows as training_rows
-from bml.cli.testbed.printed import Answer
 from bml.cluster.launcher.result import Result
 from bml.cluster.launcher.running import Job
 from bml.cluster.process import training
@@ -26,8 +23,11 @@ from bml.cluster.server.rates import Traffic
 from bml.cluster.spec.job import JobSpec
 from bml.cluster.torchrun import launcher as torchrun
 from bml.fabric.network import EmulatedFabric
-from bml.flows.training import layers
-from bml.flows.training.training import ViewTimes
+from bml.lab.bench.rows import Row
+from bml.lab.bench.training import rows as training_rows
+from bml.lab.commands.testbed.printed import Answer
+from bml.lab.flows.training import layers
+from bml.lab.flows.training.training import ViewTimes
 from bml.predict.foretold import foretold
 from bml.train.balancing.throughput import SizeSummary
 from bml.transport.interface import LinkStats
@@ -51,7 +51,7 @@ def keys(function: Callable[..., Any], number: int = 0) -> set[str]:
 
 def command(module: str, name: str) -> Callable[..., Any]:
     """The function of a command of `bml`, or another of its module."""
-    found = getattr(importlib.import_module(f"bml.cli.{module}"), name)
+    found = getattr(importlib.import_module(f"bml.{module}"), name)
     return getattr(found, "callback", found)  # type: ignore[no-any-return]
 
 
@@ -65,7 +65,9 @@ TABLES = {
     "What the coordinator says": lambda: keys(CoordinatorLoop.snapshot),
     "What a server says of itself": lambda: keys(status.status),
     "A view of `bml sim train`": lambda: {field.name for field in fields(ViewTimes)},
-    "The choice of `bml sim train --compare --prices`": lambda: keys(command("sim.chosen", "chosen"), -1),
+    "The choice of `bml sim train --compare --prices`": lambda: keys(
+        command("lab.commands.sim.chosen", "chosen"), -1
+    ),
     "A layer of `bml sim train --model FILE`": lambda: {*layers._KEYS},
     "A row of `bml bench allreduce`": lambda: {field.name for field in fields(Row)},
     "A row of `bml bench train`": lambda: {field.name for field in fields(training_rows.Row)},
@@ -78,24 +80,28 @@ def test_a_table_has_the_keys_of_the_code(title: str) -> None:
     assert names("formats.md", title) == TABLES[title]()
 
 
-PLAN = {field.name for field in fields(importlib.import_module("bml.cli.planning.command").Report)}
-SIM = {field.name for field in fields(importlib.import_module("bml.cli.sim.asked").Report)}
-SIM_PACKETS = {field.name for field in fields(importlib.import_module("bml.cli.sim.packets").PacketReport)}
-SIM_TRAIN = {field.name for field in fields(importlib.import_module("bml.cli.sim.trained").TrainReport)}
+PLAN = {field.name for field in fields(importlib.import_module("bml.lab.commands.plan.command").Report)}
+SIM, SIM_PACKETS, SIM_TRAIN = (
+    {
+        field.name
+        for field in fields(getattr(importlib.import_module(f"bml.lab.commands.sim.{module}"), report))
+    }
+    for module, report in (("asked", "Report"), ("packets", "PacketReport"), ("trained", "TrainReport"))
+)
 MACHINE = {"cores", "load"}
 COMMANDS = {
     "bml inject": lambda: keys(Job.inject) | {"(or fabric)"},
     "bml plan": lambda: PLAN,
     "bml sim": lambda: SIM,
     "bml sim --packets": lambda: SIM_PACKETS,
-    "bml sim --compare": lambda: keys(command("sim.compared", "compared"), -1),
+    "bml sim --compare": lambda: keys(command("lab.commands.sim.compared", "compared"), -1),
     "bml sim train": lambda: SIM_TRAIN,
-    "bml sim train --compare": lambda: keys(command("sim.trained", "compared"), -1),
-    "bml figures": lambda: keys(command("figures.shown", "answer"), -1),
-    "bml check": lambda: {*_strings(command("check", "check_command"), "keys")},
-    "bml bench allreduce": lambda: keys(command("bench", "_answer")) | MACHINE | {"seconds"},
+    "bml sim train --compare": lambda: keys(command("lab.commands.sim.trained", "compared"), -1),
+    "bml figures": lambda: keys(command("lab.commands.figures.shown", "answer"), -1),
+    "bml check": lambda: {*_strings(command("cli.check", "check_command"), "keys")},
+    "bml bench allreduce": lambda: keys(command("lab.commands.bench", "_answer")) | MACHINE | {"seconds"},
     "bml bench train": lambda: keys(Answer.as_json) | {"seconds"},
-    "bml bench calibrate": lambda: keys(command("bench", "_calibration_json"), -1) | MACHINE,
+    "bml bench calibrate": lambda: keys(command("lab.commands.bench", "_calibration_json"), -1) | MACHINE,
     "bml torchrun": lambda: keys(torchrun._Launcher.leave),
     "bml fabric up, status, …": lambda: keys(EmulatedFabric.status),
 }

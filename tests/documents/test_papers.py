@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from reference_pages import script
 
-from bml.cli.figures.shown import record
-from bml.figures import failures, fat_tree, hips, pauses, trainings
-from bml.figures.figure import Point, registered
+from bml.lab.commands.figures.shown import record
+from bml.lab.figures import failures, fat_tree, hips, pauses, trainings
+from bml.lab.figures.figure import Point, registered
 
 papers = script("papers")
 

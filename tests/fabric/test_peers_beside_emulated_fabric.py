@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from bml.bench import room
-from bml.bench.contenders import missing
 from bml.cli import main
+from bml.lab.bench import room
+from bml.lab.bench.contenders import missing
 from bml.pytest_plugin import BringUp
 
 SIZE = 1 << 20

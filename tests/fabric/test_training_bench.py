@@ -16,11 +16,11 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from bml.bench.training import replay as replayed
-from bml.bench.training import running
 from bml.cli import main
 from bml.cluster.launcher import jobsocket
 from bml.fabric import GOODPUT, namespace
+from bml.lab.bench.training import replay as replayed
+from bml.lab.bench.training import running
 from bml.pytest_plugin import BringUp
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bml.flows.simulate import Conditions, simulate
+from bml.lab.flows.simulate import Conditions, simulate
 from bml.predict.pace import Steps
 from bml.predict.step_time import Predictor, felt_s, modelled, modelled_shared
 from bml.protocol.step.slices import slice_nbytes

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from conftest import fork_the_server
 
 import bml
-from bml.bench import contenders
 from bml.cli import main
+from bml.lab.bench import contenders
 from bml.topology import parse
 
 DETECT_S = 6.0
