@@ -1,16 +1,40 @@
 """`python -m bml`, and the command `bml`. Ctrl-C while it imports ends it as one later does."""
 
 import sys
+from signal import SIGINT, pthread_kill
+from threading import Timer, get_ident
+from typing import Any, NoReturn
+
+_AGAIN_S = 0.01
 
 
 def main() -> None:
     """Run the command; ends the process with its exit status."""
+    sys.unraisablehook = _dropped
     try:
         from bml.cli import main as command
     except KeyboardInterrupt:
-        print("Aborted!", file=sys.stderr)
-        sys.exit(1)
+        _aborted()
+    except Exception as error:  # Python 3.11 wraps what comes in __set_name__
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        _aborted()
     command(prog_name="bml")
+
+
+def _aborted() -> NoReturn:
+    print("Aborted!", file=sys.stderr)
+    sys.exit(1)
+
+
+def _dropped(what: Any) -> None:
+    """Let a Ctrl-C come again that Python drops, since it came while an object was finalized."""
+    if not issubclass(what.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(what)
+        return
+    again = Timer(_AGAIN_S, pthread_kill, (get_ident(), SIGINT))  # Python raises it in the main thread alone
+    again.daemon = True
+    again.start()
 
 
 if __name__ == "__main__":

@@ -33,11 +33,11 @@ def test_no_line_of_ours_is_shown(text: str, last: str, tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import builtins, os, runpy, signal, sys
+import builtins, os, runpy, signal, sys, time
 
 def importing(name, *rest, real=builtins.__import__, **more):
     if name == "bml.cli":
-        os.kill(os.getpid(), signal.SIGINT)
+        {interrupt}
     return real(name, *rest, **more)
 
 builtins.__import__ = importing
@@ -47,6 +47,29 @@ runpy.run_module("bml", run_name="__main__")
 """
 
 
-def test_ctrl_c_while_the_command_is_imported_shows_no_line_of_ours() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+KILL = "os.kill(os.getpid(), signal.SIGINT)"
+IN_A_FINALIZER = f"""
+        class Finalized:
+            def __del__(self):
+                {KILL}
+                for _ in range(1000): pass
+        Finalized()
+        time.sleep(60)
+"""
+IN_SET_NAME = f"""
+        class Named:
+            def __set_name__(self, *_):
+                {KILL}
+                for _ in range(1000): pass
+        class Owner:
+            name = Named()
+"""
+
+
+@pytest.mark.parametrize("interrupt", [KILL, IN_A_FINALIZER, IN_SET_NAME])
+def test_ctrl_c_while_the_command_is_imported_shows_no_line_of_ours(interrupt: str) -> None:
+    text = INTERRUPTED.replace("{interrupt}", interrupt.strip())
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=50
+    )
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "Aborted!\n")

@@ -154,7 +154,7 @@ def test_a_refused_dial_proves_the_death_of_the_incarnation_that_was_dialled_onl
     loop._failed(1, earlier, End("refused", "nobody listens there"))
     assert (dialled, heard) == ([1], []), "the server has come again elsewhere"
     loop._failed(1, contact(1), End("refused", "nobody listens there"))
-    assert (dialled, heard) == ([1], [Gone(1, "its process is gone (refused)")])
+    assert (dialled, heard) == ([1], [Gone(1, "its process is gone: it refuses connections")])
 
 
 # --- addresses ----------------------------------------------------------------------------------------

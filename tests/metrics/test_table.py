@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 
+import bml.cluster.launcher.metrics
+import bml.cluster.server.figures
 from bml.metrics.table import METRICS, REASONS, SUSPICION_KINDS, TABLE, Metric
 
 BASE_UNITS = ("seconds", "bytes")
@@ -21,6 +25,16 @@ def test_names_follow_the_conventions(metric: Metric) -> None:
     assert not re.search(r"_(ms|us|mib|kib|mb|kb|percent)$", stem)
     assert metric.help.endswith(".")
     assert metric.unit
+
+
+def test_each_metric_has_a_value_and_each_value_a_metric() -> None:
+    """Read from the two modules that give values: which are given in a job depends on what happens in it."""
+    named: set[str] = set()
+    for module in (bml.cluster.server.figures, bml.cluster.launcher.metrics):
+        tree = ast.parse(Path(module.__file__).read_text())
+        texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        named |= {text for text in texts if isinstance(text, str) and re.fullmatch(r"bml(_[a-z]+)+", text)}
+    assert named == {metric.name for metric in TABLE}
 
 
 def test_names_are_unique_also_as_series() -> None:

@@ -11,7 +11,7 @@ from bml.protocol.record.story import Moment, Seen, Told, explain, view_lines
 from bml.protocol.wire import messages as msg
 from bml.topology import parse
 
-ENDED = "only 8 of 9 servers are left; server 4 is dead: its process is gone (refused)"
+ENDED = "only 8 of 9 servers are left; server 4 is dead: its process is gone: it refuses connections"
 
 
 def seen(epoch: int, at_s: float, members: tuple[int, ...] = tuple(range(9)), reason: str = "start") -> Seen:

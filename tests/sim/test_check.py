@@ -23,7 +23,7 @@ MOST_SEEDS = 3000
 FIRST_TRIED = {
     "forget_accepted_views": 220,
     "work_on_while_frozen": 380,
-    "let_a_joiner_forget_its_promises": 1165,
+    "let_a_joiner_forget_its_promises": 955,
     "takeover_with_the_epoch_in_force": 350,
     "lose_the_end": 975,
     "read_terms_from_a_clock": 170,

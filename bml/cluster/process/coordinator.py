@@ -245,7 +245,7 @@ class CoordinatorLoop:
             return
         if end.kind == "refused":
             self._dialling.discard(server)
-            self._handle(core.Gone(server, "its process is gone (refused)"))
+            self._handle(core.Gone(server, "its process is gone: it refuses connections"))
             return
         now = time.monotonic()
         for_s = now - self._failing_since.setdefault(server, now)
