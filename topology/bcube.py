@@ -91,7 +91,7 @@ def bcube(ports: int, levels: int) -> Fabric:
         UsageError: fewer than 2 ports, fewer than 1 level, or more than 65536 servers.
     """
     if ports < 2:
-        raise UsageError(f"bcube:{ports}x{levels} has {ports} port(s) a switch, a switch needs at least 2")
+        raise UsageError(f"bcube:{ports}x{levels} cannot be: a switch needs at least 2 ports")
     if levels < 1:
         raise UsageError(f"bcube:{ports}x{levels} has {levels} levels, a server needs at least 1 NIC")
     if levels > 16 or ports**levels > MAX_SERVERS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -42,6 +42,8 @@ def summarise(result: Result, console: Console) -> None:
     for line in size_lines(report["sizes"]):
         console.print(line, highlight=False, markup=False)
     for line in _ledger_lines(report["samples"]):
+        console.print(line, highlight=False, markup=False)
+    for line in _checkpoint_lines(report["metrics"].values()):
         console.print(line, highlight=False, markup=False)
     console.print(_parameter_line(report["digests"]), highlight=False)
     if report["nan"]:
@@ -89,6 +91,16 @@ def _ledger_lines(samples: dict[str, Any] | None) -> Iterator[str]:
         if not loop["complete"]:
             left = loop["left_out"]
             yield f"ledger: {loop['loop']}: {loop['end']}, {left} samples of its batches left out"
+
+
+def _checkpoint_lines(metrics: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Say which checkpoint there is, if it is not the one that there should be."""
+    kept = [each["checkpoints"] for each in metrics if each.get("checkpoints")]
+    newest = max((each["whole"] for each in kept), default=0)
+    error = next((each["error"] for each in kept if each["error"]), "")
+    if kept and (error or not newest):
+        there = f"the newest is that after step {newest}" if newest else "there is none"
+        yield f"checkpoints: {there}: {error or 'the job was over before the first one was due'}"
 
 
 def _view_lines(views: list[dict[str, Any]]) -> Iterator[str]:

@@ -168,7 +168,7 @@ class Predictor:
 
         counts = dict(steps.counts)
         host = mean_s(counts, wires_s) / max(mean_s(counts, wires), 1e-12)
-        basis = f"{self._source}; this host takes {host:.2f} times as long, as in view {before}"
+        basis = f"{self._source}; this host took {host:.2f} times as long as that in view {before}"
         return StepTime(epoch, mean_s(counts, step_s), mean_s(counts, wires_s), basis, counts)
 
 

@@ -20,11 +20,12 @@ _VIEWS = [
 ]
 
 
-def printed(width: int) -> str:
+def printed(width: int, *checkpoints: dict[str, Any] | None) -> str:
     """The end of a job of two views on a terminal of this width."""
+    metrics = {server: {"checkpoints": each} for server, each in enumerate(checkpoints)}
     report = {"views": _VIEWS, "dead": {}, "left": {2: "it got SIGTERM"}, "steps": 9, "sizes": {}}
     result: Any = SimpleNamespace(
-        report={**report, "samples": None, "nan": [], "digests": {0: ""}}, value=None
+        report={**report, "samples": None, "nan": [], "digests": {0: ""}, "metrics": metrics}, value=None
     )
     file = StringIO()
     summarise(result, Console(file=file, width=width))
@@ -48,3 +49,27 @@ def test_on_a_wide_one_they_are_a_table_with_whole_heads_and_numbers(width: int)
     for whole in ("after step", "noticed in", "recovered in", "predicted", "12345", "12346 ms", "1034 ms"):
         assert whole in text
     assert "…" not in text
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "line"),
+    [
+        ([None, None], None),
+        ([{"whole": 30, "error": ""}, {"whole": 20, "error": ""}], None),
+        (
+            [{"whole": 0, "error": ""}] * 2,
+            "checkpoints: there is none: the job was over before the first one was due",
+        ),
+        (
+            [{"whole": 0, "error": ""}, {"whole": 0, "error": "the disk is full"}],
+            "checkpoints: there is none: the disk is full",
+        ),
+        (
+            [{"whole": 7, "error": "the disk is full"}, {"whole": 9, "error": ""}],
+            "checkpoints: the newest is that after step 9: the disk is full",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_missing_is_said(checkpoints: list[Any], line: str | None) -> None:
+    said = [each for each in printed(80, *checkpoints).splitlines() if each.startswith("checkpoints")]
+    assert said == [line] * (line is not None)

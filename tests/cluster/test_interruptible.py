@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +24,19 @@ AGAIN_S = 1.0
 
 
 @pytest.fixture
-def alarm() -> Iterator[Callable[[float], None]]:
+def alarm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     """Sets an alarm, whose handler raises KeyboardInterrupt; 0 cancels it.
 
-    It rings again, as Python drops what is raised in a finalizer. The test's own time limit uses the same
-    timer: it has afterwards what was left of it.
+    It rings again, as Python drops what is raised in a finalizer, which is no fault of ours. The time limit
+    of the test uses the same timer: it has afterwards what was left of it.
     """
+    dropped = sys.unraisablehook
+
+    def passed_on(what: Any) -> None:
+        if what.exc_type is not KeyboardInterrupt:
+            dropped(what)
+
+    monkeypatch.setattr(sys, "unraisablehook", passed_on)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     left_s, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     yield lambda after_s: (signal.setitimer(signal.ITIMER_REAL, after_s, AGAIN_S), None)[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec, ServerReport
 from bml.cluster.spec.leaving import LEFT
@@ -38,6 +40,21 @@ def test_an_interrupt_hides_no_error_that_ended_the_job() -> None:
     assert "the disk is full" in outcome["text"]
     of_launcher = Result(JobSpec("bcube:2x2"), interrupted=True).outcome(BmlError("no process could be made"))
     assert of_launcher["text"] == "no process could be made"
+
+
+@pytest.mark.parametrize(
+    ("came", "why"),
+    [
+        (False, "it had not come when the job ended"),
+        (True, "it did not end after the others, and was killed"),
+    ],
+)
+def test_a_successor_that_comes_too_late_hides_not_why_its_server_was_lost(came: bool, why: str) -> None:
+    result = Result(JobSpec("bcube:2x2"), {}, {1: "its process was killed by signal 9"})
+    result.comes(1)
+    result.give_up(1, came)
+    result.give_up(2, came)
+    assert result.dead == {1: f"its process was killed by signal 9; started again, {why}", 2: why}
 
 
 def test_a_server_that_had_left_is_not_lost_because_it_cannot_be_started_again() -> None:

@@ -53,6 +53,8 @@ class Result:
     """Server -> why it left: SIGTERM, `leave`, or its Ray node drains. It was not lost."""
     _left_before: dict[int, str] = field(default_factory=dict, repr=False)
     """Server -> why it left last, for those that were started again since."""
+    _died_before: dict[int, str] = field(default_factory=dict, repr=False)
+    """Server -> why it was lost, for those that were started again since."""
     abort: BmlError | None = None
     """The error with which the coordinator ended the job: perhaps no server is left to report it."""
     headless: str = ""
@@ -88,7 +90,8 @@ class Result:
     def give_up(self, server: int, came: bool) -> None:
         """The job is over, and a server is not awaited any longer."""
         late, killed = "it had not come when the job ended", "it did not end after the others, and was killed"
-        self.dead[server] = killed if came else late
+        why, before = killed if came else late, self._died_before.get(server)
+        self.dead[server] = f"{before}; started again, {why}" if before else why
 
     def add_to_why(self, server: int, more: str) -> None:
         """Say more of a server that is gone."""
@@ -97,7 +100,8 @@ class Result:
 
     def comes(self, server: int) -> None:
         """A server that may be gone is started again."""
-        self.dead.pop(server, None)
+        if (why := self.dead.pop(server, None)) is not None:
+            self._died_before[server] = why
         left = self.left.pop(server, None)
         if left is None:
             self._left_before.pop(server, None)

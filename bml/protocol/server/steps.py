@@ -115,7 +115,8 @@ class Steps:
             return f"the training function to bring step {self.next}"
         if not step.entered:
             return f"slices of step {self.next}: {step.engine.remaining} elements are not final"
-        return f"barrier tokens of step {self.next} from servers {step.barrier.missing}"
+        peers = step.barrier.missing
+        return f"barrier tokens of step {self.next}" + (f" from servers {peers}" if peers else "")
 
     # --- a step begins ---------------------------------------------------------------------------
 
