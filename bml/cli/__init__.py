@@ -79,6 +79,18 @@ class Shell(click.Group):
         module, _, name = place.rpartition(".")
         return cast(click.Command, getattr(import_module(module), name))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """See click.Group; what is no command is compared with those of the laboratory, too."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            unknown: Any = getattr(click.exceptions, "NoSuchCommand", None)  # from click 8.4 on it suggests
+            if unknown is None or not isinstance(error, unknown):
+                raise
+            raise unknown(args[0], possibilities=self.list_commands(ctx), ctx=ctx) from None
+
     def _outcome(self, *arguments: Any, **extra: Any) -> tuple[int, dict[str, str] | None]:
         """Run the command; return its exit status, and for JSON the error with which it ended."""
         try:
@@ -103,6 +115,9 @@ class Shell(click.Group):
                 status += 128
             return status, _error("SystemExit", text_of_end(SystemExit(status)))
         except Exception as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):  # in a __set_name__, by Python 3.11
+                click.echo("Aborted!", err=True)
+                return 1, _error("KeyboardInterrupt", text_of_end(KeyboardInterrupt()))
             if is_process_limit(error):
                 click.echo(f"Error: {PROCESS_LIMIT}", err=True)
                 return 1, _error("FabricError", PROCESS_LIMIT)

@@ -94,13 +94,10 @@ def _ledger_lines(samples: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _checkpoint_lines(metrics: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Say which checkpoint there is, if it is not the one that there should be."""
+    """Say why the last checkpoint was not written, if it was not."""
     kept = [each["checkpoints"] for each in metrics if each.get("checkpoints")]
-    newest = max((each["whole"] for each in kept), default=0)
-    error = next((each["error"] for each in kept if each["error"]), "")
-    if kept and (error or not newest):
-        there = f"the newest is that after step {newest}" if newest else "there is none"
-        yield f"checkpoints: {there}: {error or 'the job was over before the first one was due'}"
+    if error := next((each["error"] for each in kept if each["error"]), ""):
+        yield f"the last checkpoint was not written: {error}"
 
 
 def _view_lines(views: list[dict[str, Any]]) -> Iterator[str]:

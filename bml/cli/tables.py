@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 _LEAST = 12
 """The least width of a line, on however narrow a terminal."""
-_ENOUGH = 1 << 12
+_ENOUGH = 1 << 20
 """A width that no table needs: rich clips what it measures to the width that there is."""
 
 
@@ -24,7 +24,7 @@ def print_table(table: Table, console: Console) -> None:
     ranges = [_range(column, console) for column in table.columns]
     whole = table.__rich_measure__(console, console.options.update(width=_ENOUGH)).maximum
     free = console.width - (whole - sum(each.maximum for each in ranges))
-    widest = max(each.maximum for each in ranges)
+    widest = min(max(each.maximum for each in ranges), console.width)
     fitting = (widths for most in range(widest, 0, -1) if sum(widths := _widths(ranges, most)) <= free)
     if (chosen := next(fitting, None)) is None:
         for line in _lines(table, console):
@@ -53,12 +53,17 @@ def _lines(table: Table, console: Console) -> Iterator[str]:
     """The title, and for each row its cells, each after the head of its column."""
     width = max(console.width, _LEAST)
     if table.title is not None:
-        yield from textwrap.wrap(_text(table.title, console), width)
+        yield from _wrapped(_text(table.title, console), width)
     heads = [_text(column.header, console) for column in table.columns]
     for cells in zip(*(column.cells for column in table.columns), strict=True):
         texts = [_text(cell, console) for cell in cells]
         named = (f"{head} {text}".strip() for head, text in zip(heads, texts, strict=True) if text)
-        yield from textwrap.wrap(", ".join(named), width, subsequent_indent="  ")
+        yield from _wrapped(", ".join(named), width)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The text as lines; a word that is too long, such as a path, stays whole, so that it can be copied."""
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _text(cell: RenderableType, console: Console) -> str:

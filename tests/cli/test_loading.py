@@ -73,3 +73,10 @@ def test_ctrl_c_while_the_command_is_imported_shows_no_line_of_ours(interrupt: s
         [sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=50
     )
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "Aborted!\n")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("plann", "plan"), ("bnech", "bench"), ("statsu", "status")])
+def test_a_command_that_is_not_there_suggests_one_that_is(typed: str, meant: str) -> None:
+    done = CliRunner().invoke(main, [typed])
+    assert done.exit_code == 2
+    assert f"Did you mean '{meant}'?" in done.stderr

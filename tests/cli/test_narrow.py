@@ -37,7 +37,7 @@ def test_no_word_of_a_table_is_cut(case: int, fault_seed: int) -> None:
 
 def _cell(random: Random) -> str:
     words = (
-        "".join(random.choices("abz019.%", k=random.randint(1, 11))) for _ in range(random.randint(0, 6))
+        "".join(random.choices("abz019.%-", k=random.randint(1, 11))) for _ in range(random.randint(0, 6))
     )
     return " ".join(words)
 

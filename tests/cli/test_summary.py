@@ -52,24 +52,16 @@ def test_on_a_wide_one_they_are_a_table_with_whole_heads_and_numbers(width: int)
 
 
 @pytest.mark.parametrize(
-    ("checkpoints", "line"),
+    ("checkpoints", "lines"),
     [
-        ([None, None], None),
-        ([{"whole": 30, "error": ""}, {"whole": 20, "error": ""}], None),
+        ([None, None], []),
+        ([{"whole": 30, "error": ""}, {"whole": 20, "error": ""}], []),
+        ([{"whole": 0, "error": ""}] * 2, []),  # the last one, which nobody has settled, may be whole
         (
-            [{"whole": 0, "error": ""}] * 2,
-            "checkpoints: there is none: the job was over before the first one was due",
-        ),
-        (
-            [{"whole": 0, "error": ""}, {"whole": 0, "error": "the disk is full"}],
-            "checkpoints: there is none: the disk is full",
-        ),
-        (
-            [{"whole": 7, "error": "the disk is full"}, {"whole": 9, "error": ""}],
-            "checkpoints: the newest is that after step 9: the disk is full",
+            [{"whole": 7, "error": ""}, {"whole": 9, "error": "the disk is full"}],
+            ["the last checkpoint was not written: the disk is full"],
         ),
     ],
 )
-def test_a_checkpoint_that_is_missing_is_said(checkpoints: list[Any], line: str | None) -> None:
-    said = [each for each in printed(80, *checkpoints).splitlines() if each.startswith("checkpoints")]
-    assert said == [line] * (line is not None)
+def test_a_checkpoint_that_was_not_written_is_said(checkpoints: list[Any], lines: list[str]) -> None:
+    assert [line for line in printed(80, *checkpoints).splitlines() if "checkpoint" in line] == lines

@@ -85,6 +85,7 @@ class Result:
     def lose(self, server: int, why: str, kind: str) -> None:
         """A server is gone, with a report of this kind, or without one."""
         self._left_before.pop(server, None)
+        self._died_before.pop(server, None)
         (self.left if kind in NOTICED else self.dead)[server] = why
 
     def give_up(self, server: int, came: bool) -> None:
