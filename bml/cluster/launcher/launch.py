@@ -283,7 +283,6 @@ def _fleet(
         return EmulatedFleet(spec, launcher, prints, on_start)
     if launcher == "processes":
         return ProcessFleet(spec, prints)
-    on_start("getting Ray ready")
     with quiet_ray():
         from bml.cluster.ray.fleet import RayFleet  # importing Ray takes seconds
 
