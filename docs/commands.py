@@ -33,18 +33,9 @@ def page() -> str:
 def commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     """A command and all below it, each with the words by which it is called."""
     yield name, command
-    for below, found in sorted(_below(command).items()):
-        yield from commands(f"{name} {below}", found)
-
-
-def _below(command: click.Command) -> dict[str, click.Command]:
-    if isinstance(command, Simulation):
-        return command.commands
-    if not isinstance(command, click.Group):
-        return {}
-    context = click.Context(command)
-    found = {name: command.get_command(context, name) for name in command.list_commands(context)}
-    return {name: each for name, each in found.items() if each is not None}
+    if isinstance(command, click.Group | Simulation):
+        for below in sorted(command.commands):
+            yield from commands(f"{name} {below}", command.commands[below])
 
 
 def _section(name: str, command: click.Command) -> Iterator[str]:

@@ -86,6 +86,5 @@ def test_the_command_and_the_package_need_no_extra() -> None:
     """A bare `pip install` has none of these: `bml run` must work without, and so must every --help."""
     extras = ("numba", "matplotlib", "torch", "pyroute2", "pyverbs", "fsspec", "prometheus_client", "sklearn")
     code = f"for name in {extras}: sys.modules[name] = None\n"
-    code += "from bml.cli import *\nimport bml\nbml.launch\ncontext = click.Context(main)\n"
-    code += "print(*(main.get_command(context, name).name for name in main.list_commands(context)))"
+    code += "import bml.cli\nbml.launch\nprint(*(each.name for each in bml.cli.main.commands.values()))"
     assert {"run", "sim", "bench", "figures", "plan"} <= {*printed(code)}

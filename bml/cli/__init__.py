@@ -7,6 +7,7 @@ import io
 import signal
 import sys
 import traceback
+from collections import UserDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -32,7 +33,20 @@ from bml.io.limits import PROCESS_LIMIT, is_process_limit
 
 #: With one of these options a command prints text, whatever other options it is given.
 _SHOWS_TEXT = {"-h", "--help", "--version"}
-#: Commands of the laboratory, by name: they are imported when they are asked for, as no job needs any of it.
+
+
+class _Commands(UserDict[str, Any]):
+    """Commands by name. One that is given as the name of its place is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        found = self.data[name]
+        if isinstance(found, str):
+            module, _, attribute = found.rpartition(".")
+            found = self.data[name] = getattr(import_module(module), attribute)
+        return cast(click.Command, found)
+
+
+#: Commands of the laboratory: no job needs any of it.
 _LABORATORY = {
     "bench": "bml.lab.commands.bench.bench",
     "figures": "bml.lab.commands.figures.command.figures",
@@ -68,29 +82,6 @@ class Shell(click.Group):
                     click.echo(f"Error: standard output could not be written: {lost.strerror}", err=True)
         sys.exit(status)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """See click.Group; with those of the laboratory."""
-        return sorted([*super().list_commands(ctx), *_LABORATORY])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """See click.Group; a command of the laboratory is imported here."""
-        if (place := _LABORATORY.get(cmd_name)) is None:
-            return super().get_command(ctx, cmd_name)
-        module, _, name = place.rpartition(".")
-        return cast(click.Command, getattr(import_module(module), name))
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """See click.Group; what is no command is compared with those of the laboratory, too."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            unknown: Any = getattr(click.exceptions, "NoSuchCommand", None)  # from click 8.4 on it suggests
-            if unknown is None or not isinstance(error, unknown):
-                raise
-            raise unknown(args[0], possibilities=self.list_commands(ctx), ctx=ctx) from None
-
     def _outcome(self, *arguments: Any, **extra: Any) -> tuple[int, dict[str, str] | None]:
         """Run the command; return its exit status, and for JSON the error with which it ended."""
         try:
@@ -105,8 +96,7 @@ class Shell(click.Group):
             click.echo(shortened(shown.getvalue()), err=True, nl=False)
             return error.exit_code, _error("UsageError", error.format_message())
         except click.Abort:
-            click.echo("Aborted!", err=True)
-            return 1, _error("KeyboardInterrupt", text_of_end(KeyboardInterrupt()))
+            return _aborted()
         except SystemExit as ends:
             status = ends.code if isinstance(ends.code, int) else int(ends.code is not None)
             if isinstance(ends.code, str):
@@ -116,13 +106,17 @@ class Shell(click.Group):
             return status, _error("SystemExit", text_of_end(SystemExit(status)))
         except Exception as error:
             if isinstance(error.__cause__, KeyboardInterrupt):  # in a __set_name__, by Python 3.11
-                click.echo("Aborted!", err=True)
-                return 1, _error("KeyboardInterrupt", text_of_end(KeyboardInterrupt()))
+                return _aborted()
             if is_process_limit(error):
                 click.echo(f"Error: {PROCESS_LIMIT}", err=True)
                 return 1, _error("FabricError", PROCESS_LIMIT)
             traceback.print_exc()
             return 1, _error(type(error).__name__, text_of(error))
+
+
+def _aborted() -> tuple[int, dict[str, str]]:
+    click.echo("Aborted!", err=True)
+    return 1, _error("KeyboardInterrupt", text_of_end(KeyboardInterrupt()))
 
 
 def _error(kind: str, text: str) -> dict[str, str]:
@@ -151,7 +145,9 @@ def _terminable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@click.group(cls=Shell, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Shell, commands=_Commands(_LABORATORY), context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="bml", prog_name="bml")
 def main() -> None:
     """Fault-tolerant parameter synchronisation for server-centric networks.

@@ -36,13 +36,13 @@ INTERRUPTED = """
 import builtins, os, runpy, signal, sys, time
 
 def importing(name, *rest, real=builtins.__import__, **more):
-    if name == "bml.cli":
+    if name == "{imported}":
         {interrupt}
     return real(name, *rest, **more)
 
 builtins.__import__ = importing
 signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.argv = ["bml", "--help"]
+sys.argv = ["bml", "plan", "--help"]
 runpy.run_module("bml", run_name="__main__")
 """
 
@@ -66,13 +66,27 @@ IN_SET_NAME = f"""
 """
 
 
-@pytest.mark.parametrize("interrupt", [KILL, IN_A_FINALIZER, IN_SET_NAME])
-def test_ctrl_c_while_the_command_is_imported_shows_no_line_of_ours(interrupt: str) -> None:
-    text = INTERRUPTED.replace("{interrupt}", interrupt.strip())
+INTERRUPTS = pytest.mark.parametrize("interrupt", [KILL, IN_A_FINALIZER, IN_SET_NAME])
+
+
+def interrupted(importing: str, interrupt: str) -> tuple[int, str, str]:
+    """Exit status, standard output and error of `bml plan --help`, with a Ctrl-C as it imports a module."""
+    text = INTERRUPTED.replace("{interrupt}", interrupt.strip()).replace("{imported}", importing)
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=50
     )
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "Aborted!\n")
+    return done.returncode, done.stdout, done.stderr
+
+
+@INTERRUPTS
+def test_ctrl_c_while_the_command_is_imported_shows_no_line_of_ours(interrupt: str) -> None:
+    assert interrupted("bml.cli", interrupt) == (1, "", "Aborted!\n")
+
+
+@INTERRUPTS
+def test_nor_does_it_while_a_command_of_the_laboratory_is_imported(interrupt: str) -> None:
+    status, out, err = interrupted("bml.lab.commands.plan.compare", interrupt)
+    assert (status, out, err.lstrip("\n")) == (1, "", "Aborted!\n")  # click ends the line of the ^C
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("plann", "plan"), ("bnech", "bench"), ("statsu", "status")])

@@ -62,5 +62,5 @@ def test_tables_fit_the_terminal(command: str, columns: int) -> None:
     done = CliRunner(env={"COLUMNS": str(columns)}).invoke(main, command.split())
     assert done.exit_code == 0, done.output
     assert "…" not in done.output
-    drawn = [line for line in done.output.splitlines() if set(line) & set("│┃┏└")]
+    drawn = [line for line in done.output.splitlines() if set(line) & set("│┃┏└─")]
     assert all(len(line) <= columns for line in drawn), done.output

@@ -151,8 +151,8 @@ class DirectSync:
         post, members = self._waits_at, self._members
         if post is None:
             return ""
-        behind = self._pages.behind(*post, members) or "that were behind a moment ago"
-        return f"servers {behind} to be {post.stage.name} in step {post.step}"
+        behind = self._pages.behind(*post, members)
+        return f"servers {behind} to be {post.stage.name} in step {post.step}" if behind else ""
 
     def _bring(
         self,
