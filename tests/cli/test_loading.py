@@ -83,6 +83,7 @@ def test_ctrl_c_while_the_command_is_imported_shows_no_line_of_ours(interrupt: s
     assert interrupted("bml.cli", interrupt) == (1, "", "Aborted!\n")
 
 
+@pytest.mark.slow
 @INTERRUPTS
 def test_nor_does_it_while_a_command_of_the_laboratory_is_imported(interrupt: str) -> None:
     status, out, err = interrupted("bml.lab.commands.plan.compare", interrupt)

@@ -59,6 +59,7 @@ class Child:
             self.fleet._take_answer(self.server, self, number, self.answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quick", [{}, {0: NOTHING}])
 def test_processes_are_waited_for_until_one_acts(quick: dict[int, dict[str, Any]]) -> None:
     fleet: Any = ProcessFleet(JobSpec("bcube:3x1"), prints=False)

@@ -85,6 +85,7 @@ def test_no_interrupt_leaves_a_condition_held(
     assert taken.result() is None
 
 
+@pytest.mark.slow
 def test_an_event_whose_wait_was_interrupted_can_be_set(alarm: Callable[[float], None]) -> None:
     chance = random.Random(2)
     for _ in range(INTERRUPTS):

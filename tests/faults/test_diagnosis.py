@@ -128,6 +128,7 @@ def test_failures_come_one_after_another() -> None:
             assert fabric.is_connected
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("shape", "n"),

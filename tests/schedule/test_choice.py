@@ -72,6 +72,7 @@ def test_a_large_bcube_is_packed_while_a_step_waits():
     assert made.gst() <= bound(large) * 1.02
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("rate", ["1/2", "1/8", "1/32"])
 @pytest.mark.parametrize("name", ["bcube:9x2", "torus:9x2", "bcube:5x3"])

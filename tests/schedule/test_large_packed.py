@@ -26,6 +26,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "failures"), first(2, CASES))
 def test_mended_packings_are_sound_and_near_the_bound(name: str, failures: tuple[str, ...]) -> None:
     fabric = parse(name).without(*failures)

@@ -17,6 +17,7 @@ from bml.schedule.select.sample_torus import is_even_torus, load_of_torus, sampl
 from bml.topology import UsageError, parse
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "shape", ["torus:4x1", "torus:4x2", "torus:6x2", "torus:12x2", "torus:4x3", "torus:4x4"]

@@ -76,6 +76,7 @@ def test_a_fabric_that_needs_deep_trees():
     assert ratio(fabric) <= 1.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bcube:4x2", "torus:4x2", "switch:6"])
 def test_links_of_different_rates(name):
     ratios = [ratio(random_rates(parse(name), seed)) for seed in range(2)]
@@ -155,6 +156,7 @@ def test_one_plan_serves_all_failures_that_look_alike(name):
     assert first == {f"{name} without {one}" for one in ("server:0", "link:0/0", "switch:0/0")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bcube:3x2", "bcube:2x3", "bcube:4x2"])
 def test_programs_seen_through_a_symmetry_are_those_of_the_forest_written_down(name):
     for failure in single_failures(name):

@@ -52,6 +52,7 @@ def check(name: str, seed: int) -> None:
     assert found.gst_staged() >= found.gst(), fabric
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", FABRICS)
 def test_no_plan_is_faster_than_the_bound(name: str) -> None:

@@ -57,6 +57,7 @@ def test_any_one_failure(name: str) -> None:
     assert max(scratch(fabric) for fabric in [parse(name), *damaged] if fabric) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", FABRICS)
 def test_many_failures(name: str) -> None:

@@ -66,6 +66,7 @@ def kept_steps(simulation: Simulation) -> list[int]:
     return [each.core.committed for each in simulation.machines.values() if each.user.goes]
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("seed", range(4))

@@ -110,6 +110,7 @@ def leave_half_of_a_share_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sharing, "_add_rest", nothing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plant",
     [

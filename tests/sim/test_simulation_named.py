@@ -152,6 +152,7 @@ def test_the_coordinator_may_fail_at_any_point_of_a_recovery(point: str, nth: in
     assert done(simulation) == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("point", "nth"), [(point, nth + 5 if point != "Status" else nth + 9) for point, nth in RECOVERY]
@@ -224,6 +225,7 @@ def test_a_short_frost_goes_unnoticed() -> None:
     assert all(len(machine.core.views) == 1 for machine in simulation.machines.values())
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("held_s", [0.1, 2.0, 20.0])
 def test_a_server_that_holds_the_lock_is_awaited_though_another_one_dies(held_s: float) -> None:
@@ -238,6 +240,7 @@ def test_a_server_that_holds_the_lock_is_awaited_though_another_one_dies(held_s:
     assert all("server:4" not in record.view.failures for record in simulation.machines[0].core.views)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("held_s", [2.0, 20.0])
 def test_servers_that_all_hold_the_lock_are_awaited_though_one_dies_meanwhile(held_s: float) -> None:
@@ -264,6 +267,7 @@ def test_a_server_that_holds_the_lock_may_be_suspected_meanwhile(connection: tup
             simulate("torus:3x2", *mishaps, steps=40)
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize("spread_s", [0.1, 0.2, 0.4])
 @pytest.mark.parametrize(("fabric", "dies"), [("bcube:3x2", 2), ("torus:6x1", 3)])
@@ -489,6 +493,7 @@ def test_members_that_missed_an_install_are_reminded_however_many_reconnect() ->
     )
 
 
+@pytest.mark.slow
 @pytest.mark.few(3)
 @pytest.mark.parametrize("server", range(4))
 @pytest.mark.parametrize("when", [at("installed"), at("installed", 2, 0.001), at("submit")], ids=str)

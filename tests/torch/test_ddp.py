@@ -25,7 +25,7 @@ def test_four_ranks_train_as_with_gloo() -> None:
     )
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.smoke), 2])
+@pytest.mark.parametrize("victim", [0, 2])
 def test_survivors_of_a_kill_end_well_and_alike(victim: int) -> None:
     found = run_group(4, "train", backend="bml", kill=victim)
     assert found.pop(victim) == -9

@@ -172,6 +172,7 @@ def test_the_samples_of_lost_ranks_are_in_every_sum(step: int, when: str) -> Non
     assert check(ends, oracle()) == N_RANKS - 1
 
 
+@pytest.mark.slow
 @pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_several_ranks_are_lost_at_any_time(seed: int) -> None:
@@ -184,6 +185,7 @@ def test_several_ranks_are_lost_at_any_time(seed: int) -> None:
     assert check(ends, oracle()) == N_RANKS - n_dead
 
 
+@pytest.mark.slow
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("accumulates", "seed"),

@@ -26,6 +26,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "overlaps", "step"),

@@ -79,6 +79,7 @@ def stand_in_waits(wires: Wires, stand_in: StandIn, turns: bool = True) -> bool:
     return len(wires.handlers[1].heard_from) == n_heard
 
 
+@pytest.mark.slow
 def test_it_speaks_for_hold_s_at_most() -> None:
     with expecting() as wires:
         stand_in, held = started(wires, HOLD_S), wires.handlers[1].held_ones

@@ -208,6 +208,7 @@ def at_end(sock: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_slow_loris_is_closed_in_time_and_does_not_lock_others_out() -> None:
     with Wires(2, 1) as wires, contextlib.ExitStack() as sockets:
         listener = wires.transports[1].nics[0].listener

@@ -65,7 +65,8 @@ def recompute_hook(ddp: Any, loss: Loss) -> RecomputeHook:
         ) from error
     ddp.register_forward_pre_hook(lambda module, given: hook.forwarded(module.require_backward_grad_sync))
     ddp.register_forward_hook(lambda module, given, made: hook.follow(made))
-    _watch_optimizers(hook)
+    key = id(hook)
+    _hooks[key] = weakref.ref(hook, lambda _: _hooks.pop(key, None))
     return hook
 
 
@@ -85,17 +86,20 @@ def check_model(model: Any) -> None:
             )
 
 
-def _watch_optimizers(hook: RecomputeHook) -> None:
-    """Let the hook look at each step of an optimizer before it changes anything."""
-    watched = weakref.ref(hook)
+_hooks: dict[int, weakref.ref[RecomputeHook]] = {}
 
-    def before(optimizer: Any, args: Any, settings: Any) -> None:
-        found = watched()
-        if found is not None:
-            found.before_step(optimizer)
 
-    handle = register_optimizer_step_pre_hook(before)
-    weakref.finalize(hook, handle.remove).atexit = False
+def _before_step(optimizer: Any, args: Any, settings: Any) -> None:
+    """Let all hooks look at a step of an optimizer before it changes anything."""
+    for watched in list(_hooks.values()):
+        hook = watched()
+        if hook is not None:
+            hook.before_step(optimizer)
+
+
+# Once, for all hooks: a step iterates over torch's mapping of such functions, and fails if one comes or goes
+# meanwhile, as it would where a hook is collected or made during a step.
+register_optimizer_step_pre_hook(_before_step)
 
 
 class RecomputeHook:

@@ -46,6 +46,7 @@ def test_one_figure_in_json_and_files(tmp_path: Path) -> None:
     assert str(out) in result.stderr
 
 
+@pytest.mark.slow
 def test_a_picture_is_an_svg_without_a_background(tmp_path: Path) -> None:
     assert run("hips-reductions", "--out", str(tmp_path)).exit_code == 0
     text = (tmp_path / "hips-reductions.svg").read_text()

@@ -113,6 +113,7 @@ def check(seed):
     assert found == wanted, said
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("number", first(3, range(ROUNDS)))
 def test_random_plans(number):

@@ -151,6 +151,7 @@ def test_all_sets_are_looked_at_where_they_are_fewer_than_the_sample() -> None:
     assert rows[8].n_counted == rows[8].n_sets == 9
 
 
+@pytest.mark.slow
 def test_plans_of_sets_that_are_alike_differ_by_little() -> None:
     """Not at all in what is proved; by what packed trees are rounded by in what is planned."""
     fabric = parse("torus:4x2")
