@@ -62,17 +62,21 @@ def test_a_server_that_had_left_is_not_lost_because_it_cannot_be_started_again()
     for server in (1, 3):
         result.comes(server)
         result.stays_away(server, "Ray did not start it in time")
-    assert result.dead == {1: "Ray did not start it in time"}
+    assert result.dead == {1: "its process is gone; not started again yet: Ray did not start it in time"}
     assert result.left == {3: "its Ray node is draining; not started again yet: Ray did not start it in time"}
     result.comes(3)
     result.stays_away(3, "no machine is there")
     assert result.left == {3: "its Ray node is draining; not started again yet: no machine is there"}
     result.comes(3)
     assert not result.left
+    result.comes(1)
+    result.stays_away(1, "no machine is there")
+    assert result.dead == {1: "its process is gone; not started again yet: no machine is there"}
     result.dead[3] = "it was killed"
     result.comes(3)
     result.stays_away(3, "no machine is there")
-    assert result.dead.pop(3) == "no machine is there", "it had come since it left"
+    said = "it was killed; not started again yet: no machine is there"
+    assert result.dead.pop(3) == said, "it had come since it left"
     result.lose(3, "it got SIGTERM", LEFT)
     result.comes(3)
     result.stays_away(3, "no machine is there")

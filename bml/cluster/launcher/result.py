@@ -102,20 +102,19 @@ class Result:
     def comes(self, server: int) -> None:
         """A server that may be gone is started again."""
         if (why := self.dead.pop(server, None)) is not None:
-            self._died_before[server] = why
+            self._died_before.setdefault(server, why)  # it may be tried again and again
         left = self.left.pop(server, None)
         if left is None:
             self._left_before.pop(server, None)
         else:
-            self._left_before.setdefault(server, left)  # it may be tried again and again
+            self._left_before.setdefault(server, left)
         self.told.discard(server)
 
     def stays_away(self, server: int, why: str) -> None:
         """A server that was started did not come: nothing was lost if it had left before."""
-        if server in self._left_before:
-            self.left[server] = f"{self._left_before[server]}; not started again yet: {why}"
-        else:
-            self.dead[server] = why
+        found = self.left if server in self._left_before else self.dead
+        before = self._left_before.get(server) or self._died_before.get(server)
+        found[server] = f"{before}; not started again yet: {why}" if before else why
 
     def __repr__(self) -> str:
         """One line: `report` has all that is known, and is long."""
