@@ -103,6 +103,8 @@ class Shell(click.Group):
                 click.echo(ends.code, err=True)
             if status == signal.SIGTERM:  # while Ray starts, its handler of SIGTERM takes the place of ours
                 status += 128
+            if status == 128 + signal.SIGTERM:  # after SIGHUP there may be no terminal to tell
+                click.echo("Ended by SIGTERM.", err=True)
             return status, _error("SystemExit", text_of_end(SystemExit(status)))
         except Exception as error:
             if isinstance(error.__cause__, KeyboardInterrupt):  # in a __set_name__, by Python 3.11

@@ -105,7 +105,8 @@ def test_rays_handler_of_sigterm_is_taken_for_ours(tmp_path: Path) -> None:
         "os.kill(os.getpid(), signal.SIGTERM)",
     )
     script.write_text("\n".join(lines))
-    assert CliRunner().invoke(main, ["run", str(script)]).exit_code == 143
+    done = CliRunner().invoke(main, ["run", str(script)])
+    assert (done.exit_code, done.stdout, done.stderr) == (143, "", "Ended by SIGTERM.\n")
 
 
 @pytest.mark.slow

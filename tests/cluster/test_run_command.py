@@ -139,11 +139,16 @@ def test_fault_plan_of_a_file(script: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
+    ("number", "status", "says"),
+    [
+        (signal.SIGINT, 1, "Aborted!"),
+        (signal.SIGTERM, 143, "Ended by SIGTERM."),
+        (signal.SIGHUP, 129, ""),
+        (signal.SIGKILL, -9, ""),
+    ],
 )
 def test_every_signal_that_ends_a_command_leaves_nothing(
-    script: str, number: int, status: int, tmp_path: Path
+    script: str, number: int, status: int, says: str, tmp_path: Path
 ) -> None:
     """Neither a server that is frozen for good, nor one that is to be woken, nor what is to wake it."""
     shared = set(os.listdir("/dev/shm"))
@@ -167,6 +172,7 @@ def test_every_signal_that_ends_a_command_leaves_nothing(
         _, stderr = process.communicate(timeout=20)
     assert process.returncode == status
     assert "Traceback" not in stderr
+    assert says in stderr
     assert psutil.wait_procs(family, timeout=30)[1] == []
     sockets = list((tmp_path / "bml").iterdir())
     assert len(sockets) == (number == signal.SIGKILL), "the next command that looks removes it"
