@@ -139,7 +139,7 @@ def torchrun(
     as_json: bool,
     **rendezvous: Any,
 ) -> None:
-    """Start the ranks of a PyTorch script, and leave the survivors of a dead rank alone.
+    """Start the ranks of a PyTorch script; survivors go on.
 
     The options and the ranks' environment are those of torchrun, which ends all ranks of a node when one of
     them dies. Here the others go on; the dead one is started again up to `--max-restarts` times. The exit

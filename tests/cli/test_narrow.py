@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from random import Random
 
+import click
 import pytest
 from click.testing import CliRunner
 from rich import box
@@ -64,3 +66,22 @@ def test_tables_fit_the_terminal(command: str, columns: int) -> None:
     assert "…" not in done.output
     drawn = [line for line in done.output.splitlines() if set(line) & set("│┃┏└─")]
     assert all(len(line) <= columns for line in drawn), done.output
+
+
+def _helps() -> Iterator[tuple[str, ...]]:
+    """The words of all commands."""
+    waiting: list[tuple[tuple[str, ...], click.Command]] = [((), main)]
+    while waiting:
+        words, command = waiting.pop()
+        yield words
+        below = getattr(command, "commands", {})
+        waiting += [((*words, name), below[name]) for name in sorted(below)]
+
+
+@pytest.mark.parametrize("words", list(_helps()), ids=" ".join)
+def test_a_help_fits_eighty_columns_and_is_not_cut(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(main, [*words, "--help"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert [line for line in lines[1:] if line.endswith("...")] == []

@@ -13,7 +13,10 @@ from bml.errors import UsageError
 
 @click.group()
 def checkpoint() -> None:
-    """Convert checkpoints to the format of torch.distributed.checkpoint, and back; this needs PyTorch."""
+    """Convert checkpoints to those of PyTorch, and back.
+
+    The format is that of torch.distributed.checkpoint. This needs PyTorch.
+    """
 
 
 @checkpoint.command("export")
@@ -21,7 +24,9 @@ def checkpoint() -> None:
 @click.argument("folder")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def export(source: str, folder: str, as_json: bool) -> None:
-    """Write the newest whole checkpoint of a folder, or URL, to a new folder for PyTorch.
+    """Write the newest whole checkpoint to a new folder for PyTorch.
+
+    SOURCE is the folder of the checkpoints, or a URL.
 
     What bml.torch.attach has named is under "model", "optimizer" and "scheduler", as PyTorch names it:
     load it with torch.distributed.checkpoint.
@@ -38,7 +43,9 @@ def export(source: str, folder: str, as_json: bool) -> None:
 @click.argument("target")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def import_(folder: str, target: str, as_json: bool) -> None:
-    """Make a checkpoint, in a new folder or URL, of what `bml checkpoint export` wrote.
+    """Make a checkpoint of what `bml checkpoint export` wrote.
+
+    It goes into a new folder, or to a URL.
 
     Tensors may have been changed since. `bml run --resume` goes on from it.
 

@@ -17,7 +17,7 @@ from bml.metrics.table import TABLE
 
 @click.group()
 def metrics() -> None:
-    """Show which metrics a job has, and make the Grafana dashboard of them.
+    """Show the metrics of a job, and make their dashboard for Grafana.
 
     `bml run --metrics 9400` serves them to Prometheus while the job runs.
 
@@ -31,7 +31,7 @@ def metrics() -> None:
 @metrics.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def list_metrics(as_json: bool) -> None:
-    """List all metrics: name, kind, unit, labels, and what each one is."""
+    """List all metrics: name, kind, unit, labels, meaning."""
     if as_json:
         current().answer({"metrics": [asdict(metric) | {"labels": metric.all_labels} for metric in TABLE]})
         return
@@ -45,7 +45,10 @@ def list_metrics(as_json: bool) -> None:
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--ray", "on_ray", is_flag=True, help="For the metrics at Ray's endpoint (--metrics ray).")
 def make_dashboard(file: Path | None, on_ray: bool) -> None:
-    """Write the dashboard for Grafana, as the JSON that Grafana imports: to FILE, else to standard output."""
+    """Write the dashboard as the JSON that Grafana imports.
+
+    It goes to FILE, else to standard output.
+    """
     text = strict_json(dashboard(on_ray), indent=1)
     if file is None:
         click.echo(text)

@@ -30,7 +30,7 @@ def replay(file: Path, part: str | None, as_json: bool) -> None:
 
     \b
     Example:
-      bml run examples/train_digits.py --launcher processes --fault kill:4@step=20 --record job.bmlrec
+      bml run examples/train_digits.py --fault kill:4@step=20 --record job.bmlrec
       bml replay job.bmlrec
       bml replay job.bmlrec --explain server:4
     """

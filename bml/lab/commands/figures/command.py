@@ -24,7 +24,7 @@ from bml.topology import UsageError
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def figures(name: str, out: Path, as_json: bool) -> None:
-    """Compute figures and tables of the papers, and put the published values beside ours.
+    """Compute the figures of the papers, beside the published values.
 
     NAME is one figure, or all of them: that takes two minutes. Each is written into a folder as NAME.svg and
     NAME.json when all have been computed. Values are from theory or from simulation, as `bml plan` and

@@ -84,7 +84,7 @@ def sim(
     packets: Wanted | None,
     as_json: bool,
 ) -> None:
-    """Simulate a step on a modelled network, and print its time and its busiest links.
+    """Simulate a step on a modelled network: time, busiest links.
 
     Connections share links fairly, each sends in order, and a message arrives a delay after its last byte: by
     default the start-up time of the cost model. Headers, losses and processors are not modelled. With

@@ -134,10 +134,10 @@ def train(
 
     \b
     Example:
-      bml sim train bcube:3x2 --model vgg19 --rate 25gbit --compute-s 0.3 --overlap forward
-      bml sim train bcube:4x2 --model resnet50 --fail server:4@500 --slow-server 3=1.5
+      bml sim train bcube:3x2 --model vgg19 --compute-s 0.3 --overlap forward
+      bml sim train bcube:4x2 --model resnet50 --fail server:4@500
       bml sim train bcube:16x2 --model bert-base --compare
-      bml sim train bcube:3x2 --model vgg19 --compare --prices port=2 --mtbf 1y --mttr 4h
+      bml sim train bcube:3x2 --model vgg19 --compare --prices port=2
     """
     check_numba()
     from bml.lab.commands.sim.chosen import chosen, show_choice, wanted_of

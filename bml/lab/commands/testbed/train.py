@@ -95,7 +95,9 @@ def train(
     turns: int,
     as_json: bool,
 ) -> None:
-    """Train on the emulated fabric, and compare times with other algorithms and with predictions.
+    """Train on the emulated fabric, and compare times with others.
+
+    Others are other algorithms, and what was predicted.
 
     Network namespaces are the servers, and cables have a real rate; that needs root. Servers sleep as long
     as the model computes, and sum gradients of its sizes at --scale. Contenders take turns on wires of
@@ -107,8 +109,8 @@ def train(
     \b
     Example:
       bml bench train --model vgg19
-      bml bench train --model resnet50 --against ring,mesh,ps@switch:9 --fail server:4@10
-      bml bench train --model alexnet --fabric torus:3x2 --against ring --rate 100mbit --scale 1/32 --json
+      bml bench train --model resnet50 --against ring --fail server:4@10
+      bml bench train --model alexnet --against ps@switch:9 --scale 1/32
     """
     start_s = time.monotonic()
     check_numba()
