@@ -24,6 +24,8 @@ _TIMES = {
     "predicted_s": "predicted",
 }
 """The times of a view in its report, and their names; a time of 0 is not known."""
+_FIRST = {**_TIMES, "recover_s": "first step after"}
+"""The same of the first view: nothing was lost before it, so nothing recovered."""
 
 
 def summarise(result: Result, console: Console) -> None:
@@ -105,7 +107,8 @@ def _view_lines(views: list[dict[str, Any]]) -> Iterator[str]:
     for view in views:
         n_servers, commit = len(view["members"]), view["commit"]
         yield f"view {view['epoch']}: {n_servers} servers, after step {commit} ({view['reason']})"
-        if known := [f"{what} {milliseconds(view[key])}" for key, what in _TIMES.items() if view[key]]:
+        names = _FIRST if view["epoch"] == 1 else _TIMES
+        if known := [f"{what} {milliseconds(view[key])}" for key, what in names.items() if view[key]]:
             yield f"  {', '.join(known)}"
 
 
@@ -123,7 +126,10 @@ def _view_table(views: list[dict[str, Any]]) -> Table:
             str(view["epoch"]),
             str(len(view["members"])),
             str(view["commit"]),
-            *(milliseconds(view[key]) if view[key] else "-" for key in _TIMES),
+            *(
+                milliseconds(view[key]) if view[key] and (view["epoch"] > 1 or key != "recover_s") else "-"
+                for key in _TIMES
+            ),
             escape(view["reason"]),
         )
     return table

@@ -15,7 +15,15 @@ _REASON = "server 4 is dead: its process was killed by signal 9; NIC 2/0 is sile
 _TIMES = {"noticed_s": 0.6217, "recover_s": 12.3456, "measured_s": 1.0271, "predicted_s": 1.0345}
 _NONE = dict.fromkeys(_TIMES)
 _VIEWS = [
-    {"epoch": 1, "members": range(9), "commit": 0, "reason": "start", **_NONE, "noticed_s": 0.0},
+    {
+        "epoch": 1,
+        "members": range(9),
+        "commit": 0,
+        "reason": "start",
+        **_NONE,
+        "noticed_s": 0.0,
+        "recover_s": 0.433,
+    },
     {"epoch": 2, "members": range(8), "commit": 12345, "reason": _REASON, **_TIMES},
 ]
 
@@ -35,12 +43,13 @@ def printed(width: int, *checkpoints: dict[str, Any] | None) -> str:
 @pytest.mark.parametrize("width", [40, 80, 119])
 def test_on_a_narrow_terminal_each_view_is_lines_and_nothing_is_cut(width: int) -> None:
     lines = printed(width).splitlines()
-    assert lines[:3] == [
+    assert lines[:4] == [
         "view 1: 9 servers, after step 0 (start)",
+        "  first step after 433 ms",
         f"view 2: 8 servers, after step 12345 ({_REASON})",
         "  noticed in 622 ms, recovered in 12346 ms, a step 1027 ms, predicted 1034 ms",
     ]
-    assert lines[3] == "server 2 left: it got SIGTERM"
+    assert lines[4] == "server 2 left: it got SIGTERM"
 
 
 @pytest.mark.parametrize("width", [120, 200])
@@ -48,6 +57,7 @@ def test_on_a_wide_one_they_are_a_table_with_whole_heads_and_numbers(width: int)
     text = printed(width)
     for whole in ("after step", "noticed in", "recovered in", "predicted", "12345", "12346 ms", "1034 ms"):
         assert whole in text
+    assert "433 ms" not in text, "nothing recovered in the first view"
     assert "…" not in text
 
 
