@@ -332,10 +332,10 @@ def test_what_texts_import_exists() -> None:
 
 
 def test_missing_modules_are_found_in_texts() -> None:
-    assert missing_in_text("from bml.cluster import supervisor; supervisor.main()")
+    assert missing_in_text("from bml.cluster import machines; machines.main()")
     assert missing_in_text("import bml.made_up")
     assert missing_in_text("bml.lab.bench.made_up")
-    assert not missing_in_text("from bml.cluster.fleets import supervisor\nfrom bml.errors import BmlError")
+    assert not missing_in_text("from bml.cluster.fleets import machines\nfrom bml.errors import BmlError")
     assert not missing_in_text("bml.schedule.plan")
 
 

@@ -127,7 +127,7 @@ def test_machines_of_an_emulated_fabric_have_one_token_and_no_argument_shows_it(
     for name in ray_auth.SETTINGS:
         monkeypatch.delenv(name, raising=False)
     started: list[tuple[list[str], dict[str, str]]] = []
-    supervisor = SimpleNamespace(
+    machines = SimpleNamespace(
         start=lambda machine, space, command, environment, logged: started.append((command, environment))
     )
     spec, place = JobSpec("bcube:2x1", emulated="bml"), Place(namespace="/run/netns/x")
@@ -136,7 +136,7 @@ def test_machines_of_an_emulated_fabric_have_one_token_and_no_argument_shows_it(
         for _ in range(2)
     ]
     for fleet in (fleets[0], *fleets):
-        monkeypatch.setattr(fleet, "_supervisor", supervisor)
+        monkeypatch.setattr(fleet, "_machines", machines)
         fleet._start_node(1)
     commands, environments = zip(*started, strict=True)
     tokens = [environment["RAY_AUTH_TOKEN"] for environment in environments]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import selectors
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from bml.cli.torchrun import _meeting, _n_nodes, own_words, torchrun
+from bml.cluster.process import agent
+from bml.cluster.process.starting import Helper
 from bml.cluster.torchrun import launcher
 from bml.cluster.torchrun.launcher import Request, _Launcher
 from bml.cluster.torchrun.layout import Layout, command_of, read_endpoint, threads_of
@@ -189,10 +192,10 @@ class _Helper:
         return self._messages.pop(0)
 
 
-def _launcher(ranks: Ranks, said: list[str], store: _Helper, subreaper: _Helper) -> Any:
+def _launcher(ranks: Ranks, said: list[str], store: _Helper, agent: _Helper) -> Any:
     made: Any = object.__new__(_Launcher)
     made._request, made._say, made._ranks, made._met = Request(["train"], 2), said.append, ranks, True
-    made._store, made._subreaper, made._pipes = store, subreaper, {0: [], 1: []}
+    made._store, made._agent, made._pipes = store, agent, {0: [], 1: []}
     made._selector = SimpleNamespace(unregister=lambda sock: None)
     return made
 
@@ -200,8 +203,8 @@ def _launcher(ranks: Ranks, said: list[str], store: _Helper, subreaper: _Helper)
 def test_a_rank_that_cannot_be_started_again_ends_no_other() -> None:
     ranks, said = Ranks(range(2), 1), list[str]()
     assert ranks.ended(1, -9)
-    cannot = {"is": "cannot", "rank": 1, "why": "Resource temporarily unavailable"}
-    _launcher(ranks, said, _Helper(), _Helper(cannot))._heard_of_subreaper()
+    cannot = {"is": "cannot", "name": 1, "why": "Resource temporarily unavailable"}
+    _launcher(ranks, said, _Helper(), _Helper(cannot))._heard_of_agent()
     assert said == [
         "rank 1, which died (signal 9), cannot be started again: Resource temporarily unavailable"
     ]
@@ -212,9 +215,9 @@ def test_a_rank_that_cannot_be_started_again_ends_no_other() -> None:
 
 
 def test_a_rank_that_cannot_be_started_at_all_is_an_error() -> None:
-    cannot = {"is": "cannot", "rank": 1, "why": "Permission denied"}
+    cannot = {"is": "cannot", "name": 1, "why": "Permission denied"}
     with pytest.raises(StartError, match="train cannot be run: Permission denied"):
-        _launcher(Ranks(range(2), 1), [], _Helper(), _Helper(cannot))._heard_of_subreaper()
+        _launcher(Ranks(range(2), 1), [], _Helper(), _Helper(cannot))._heard_of_agent()
 
 
 @pytest.mark.parametrize(
@@ -270,8 +273,8 @@ def test_the_last_words_of_ranks_are_shown_whose_parent_was_killed() -> None:
     theirs.close()
     with ours, selectors.DefaultSelector() as selector:
         made = _launcher(Ranks(range(1), 0), [], _Helper(), _Helper())
-        made._selector, made._heard_of_subreaper = selector, gone
-        made._subreaper.send = lambda message: None
+        made._selector, made._heard_of_agent = selector, gone
+        made._agent.send = lambda message: None
         selector.register(ours, selectors.EVENT_READ)
         for pipe in pipes:
             selector.register(pipe.descriptor, selectors.EVENT_READ, pipe)
@@ -485,3 +488,13 @@ def test_a_node_too_many_is_told_how_to_replace_one() -> None:
     nobody: Any = None
     with pytest.raises(_Refused, match="give the --node-rank of the node that it replaces"):
         _Node(store, Wanted("a", 1, None, None, 2, 1, "j"), nobody, print)
+
+
+def test_an_environment_that_is_too_long_is_said_and_nothing_waits() -> None:
+    helper = Helper.__new__(Helper)
+    helper.sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with helper.sock, other:
+        helper.send({"do": "start", "environment": {"WIDE": "x" * 100_000}})
+        assert json.loads(other.recv(agent.MOST_NBYTES))["environment"]["WIDE"] == "x" * 100_000
+        with pytest.raises(FabricError, match=r"environment take 2000.. bytes, 131072 are possible"):
+            helper.send({"do": "start", "environment": {"WIDE": "x" * 200_000}})

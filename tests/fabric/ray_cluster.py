@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bml.cluster.fleets.supervisor import MACHINE_FOLDER, Supervisor
+from bml.cluster.fleets.machines import MACHINE_FOLDER, Machines
 from bml.cluster.ray import auth
 from bml.cluster.ray.watching import head
 from bml.fabric import EmulatedFabric, namespace
@@ -43,7 +43,7 @@ class RayCluster:
     def __init__(self, network: EmulatedFabric, folder: Path, with_redis: bool, patience_s: float):
         self._network, self._folder = network, folder
         self._layout = network.layout
-        self._supervisor = Supervisor((), prints=False)
+        self._machines = Machines((), prints=False)
         self.address = f"{self._layout.coordinator_address}:{PORT}"
         outside = {name: text for name, text in os.environ.items() if name not in ("RAY_ADDRESS", "BML_NICS")}
         self._environment = {
@@ -123,14 +123,14 @@ class RayCluster:
 
     def close(self) -> None:
         """End every process."""
-        self._supervisor.close()
+        self._machines.close()
 
     def _start(self, machine: str, space: str, command: str, extra: dict[str, str] | None = None) -> None:
         # Ray takes every raylet that a driver sees in /proc for one of its own machine.
         shell = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c"]
         shell.append(f"cd {shlex.quote(str(self._folder))} && {command}")
         environment = {**self._environment, **(extra or {})}
-        self._supervisor.start(machine, namespace.path_of(space), shell, environment, logged=False)
+        self._machines.start(machine, namespace.path_of(space), shell, environment, logged=False)
 
 
 @contextmanager

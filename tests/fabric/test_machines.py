@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ import pytest
 from bml.cluster.emulated import ray_nodes
 from bml.cluster.emulated.ray_nodes import EmulatedRayFleet
 from bml.cluster.fleets.actuators import FaultListener, apply_fault_through
-from bml.cluster.fleets.supervisor import MACHINE_FOLDER, Supervisor
+from bml.cluster.fleets.machines import MACHINE_FOLDER, Machines
 from bml.cluster.spec.job import JobSpec, Place
 from bml.errors import StartError
 from bml.fabric import EmulatedFabric, namespace
@@ -39,24 +40,26 @@ def network(emulated_fabric: BringUp) -> EmulatedFabric:
 
 
 @pytest.fixture
-def supervisor(network: EmulatedFabric) -> Iterator[Supervisor]:
-    kept = Supervisor((), prints=True)
+def machines(network: EmulatedFabric) -> Iterator[Machines]:
+    kept = Machines((), prints=True)
     yield kept
     kept.close()
 
 
-def run(supervisor: Supervisor, network: EmulatedFabric, server: int, script: str) -> None:
+def run(machines: Machines, network: EmulatedFabric, server: int, script: str) -> None:
     command = [sys.executable, "-c", script]
-    supervisor.start(str(server), network.namespace_path(server), command, ENVIRONMENT, logged=True)
+    machines.start(str(server), network.namespace_path(server), command, ENVIRONMENT, logged=True)
 
 
-def ended(supervisor: Supervisor) -> tuple[str, int, str]:
-    assert wait([supervisor.connection], 20), "no machine ended"
-    return supervisor.ended()
+def ended(machines: Machines) -> tuple[str, int, str]:
+    while True:
+        assert wait([machines.sock], 20), "no machine ended"
+        if (found := machines.hear()) is not None:
+            return found
 
 
 def test_a_machine_has_its_own_network_folders_and_last_words(
-    supervisor: Supervisor, network: EmulatedFabric
+    machines: Machines, network: EmulatedFabric
 ) -> None:
     script = (
         "import os, socket, sys\n"
@@ -65,41 +68,41 @@ def test_a_machine_has_its_own_network_folders_and_last_words(
         "open('/dev/shm/left', 'w')\n"
         "sys.exit(3)"
     )
-    run(supervisor, network, 1, script)
-    machine, code, words = ended(supervisor)
+    run(machines, network, 1, script)
+    machine, code, words = ended(machines)
     assert (machine, code) == ("1", 3)
     assert words == "['start.log'] []\n['b0', 'f0', 'lo', 'm0']"
     assert not Path("/dev/shm/left").exists()
 
 
-def test_a_machine_ends_as_its_command_does(supervisor: Supervisor, network: EmulatedFabric) -> None:
-    run(supervisor, network, 0, "import os; os.kill(os.getpid(), 9)")
-    assert ended(supervisor) == ("0", -signal.SIGKILL, "")
+def test_a_machine_ends_as_its_command_does(machines: Machines, network: EmulatedFabric) -> None:
+    run(machines, network, 0, "import os; os.kill(os.getpid(), 9)")
+    assert ended(machines) == ("0", -signal.SIGKILL, "")
 
 
-def test_what_a_machine_leaves_behind_ends_with_the_supervisor(
-    supervisor: Supervisor, network: EmulatedFabric
+def test_what_a_machine_leaves_behind_ends_with_the_agent(
+    machines: Machines, network: EmulatedFabric
 ) -> None:
     script = (
         "import subprocess\n"
         "subprocess.Popen(['sh', '-c', 'sleep 300 & sleep 300'], start_new_session=True)\n"
         "subprocess.call(['sleep', '300'])"
     )
-    run(supervisor, network, 0, script)
+    run(machines, network, 0, script)
     until(lambda: list(namespace.processes([network.namespace(0)]).values()).count("sleep") == 3)
-    supervisor.close()
+    machines.close()
     assert namespace.processes([network.namespace(0)]) == {}
 
 
 def test_a_node_dies_with_all_its_processes_and_no_other_does(
-    supervisor: Supervisor, network: EmulatedFabric
+    machines: Machines, network: EmulatedFabric
 ) -> None:
     for server in (0, 1):
-        run(supervisor, network, server, "import subprocess; subprocess.call(['sleep', '300'])")
+        run(machines, network, server, "import subprocess; subprocess.call(['sleep', '300'])")
     for server in (0, 1):
         until(lambda server=server: "sleep" in namespace.processes([network.namespace(server)]).values())
     assert namespace.kill(network.namespace(0)) == 3
-    assert ended(supervisor) == ("0", -signal.SIGKILL, "")
+    assert ended(machines) == ("0", -signal.SIGKILL, "")
     assert "sleep" in namespace.processes([network.namespace(1)]).values()
 
 
@@ -108,8 +111,8 @@ def test_a_launcher_that_is_killed_takes_its_machines_along(network: EmulatedFab
         [
             sys.executable,
             "-c",
-            "import os, time; from bml.cluster.fleets.supervisor import Supervisor; "
-            "made = Supervisor((), True); "
+            "import os, time; from bml.cluster.fleets.machines import Machines; "
+            "made = Machines((), True); "
             f"made.start('0', {network.namespace_path(0)!r}, ['sleep', '300'], dict(os.environ), True); "
             "time.sleep(300)",
         ],
@@ -123,25 +126,24 @@ def test_a_launcher_that_is_killed_takes_its_machines_along(network: EmulatedFab
     assert namespace.processes([network.namespace(0)]) == {}
 
 
-def test_a_supervisor_that_may_not_says_why() -> None:
+def test_an_agent_that_may_not_says_why() -> None:
     # Without rights, as in most containers.
     drop = (
-        "import os; from bml.cluster.fleets import supervisor; "
-        "os.getuid() or os.setuid(65534); supervisor.main()"
+        "import os; from bml.cluster.fleets import machines; os.getuid() or os.setuid(65534); machines.main()"
     )
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", drop, str(theirs.fileno())], pass_fds=[theirs.fileno()]
         )
-    with Connection(ours.detach()) as connection:
-        assert connection.recv() == (
-            "ended",
-            "supervisor",
-            1,
-            "cannot have a PID namespace: Operation not permitted; "
+    with ours:
+        assert json.loads(ours.recv(1 << 16)) == {
+            "is": "ended",
+            "name": "none",
+            "code": 1,
+            "words": "cannot have a PID namespace: Operation not permitted; "
             "machines of their own need root and CAP_SYS_ADMIN",
-        )
+        }
     assert process.wait() == 1
 
 

@@ -20,7 +20,7 @@ import pytest
 import bml
 from bml import fabric
 from bml.cluster.emulated import ray_nodes
-from bml.cluster.fleets.supervisor import MACHINE_FOLDER
+from bml.cluster.fleets.machines import MACHINE_FOLDER
 from bml.errors import StartError
 from bml.fabric import EmulatedFabric, namespace
 from bml.pytest_plugin import BringUp

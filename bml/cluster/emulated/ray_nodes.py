@@ -1,7 +1,7 @@
 """Ray on an emulated fabric: a Ray node in each server's namespace, and the server's actor on it.
 
 They are started in an order that two cores can take: the driver with Ray's head at the switches, then the
-nodes, some at a time, then the actors. All of them run in the supervisor's PID namespace and end with it.
+nodes, some at a time, then the actors. All of them run in the PID namespace of their agent and end with it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 
 from bml.cluster.fleets.actuators import FaultListener
 from bml.cluster.fleets.fleet import Answers, ApplyFault, FleetEvent, NoSpares, Patience
+from bml.cluster.fleets.machines import MACHINE_FOLDER, NONE, Machines
 from bml.cluster.fleets.processes import Placement
-from bml.cluster.fleets.supervisor import MACHINE_FOLDER, SUPERVISOR, Supervisor
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.ray import auth as ray_auth
@@ -72,7 +72,7 @@ class EmulatedRayFleet:
         self._prints, self._apply_fault, self._on_start = prints, apply_fault, on_start
         self._head = place(None)
         self._places: Mapping[int, Place] = {each: place(each) for each in spec.parsed_fabric().servers}
-        self._supervisor: Supervisor | None = None
+        self._machines: Machines | None = None
         self._driver: _DriverEnd | None = None
         self._listener: FaultListener | None = None
         self._answered = Condition()
@@ -132,9 +132,9 @@ class EmulatedRayFleet:
             with suppress(BmlError):
                 self._say("flush")
                 self._reply("flushed", _FLUSH_S)
-        if self._supervisor is not None:
-            self._supervisor.close()
-            self._supervisor = None
+        if self._machines is not None:
+            self._machines.close()
+            self._machines = None
         if self._driver is not None:
             self._driver.close()
             self._driver = None
@@ -163,10 +163,10 @@ class EmulatedRayFleet:
         )
         ours, theirs = socket.socketpair()
         with theirs:
-            self._supervisor = Supervisor((theirs.fileno(),), self._prints)
+            self._machines = Machines((theirs.fileno(),), self._prints)
             self._driver = _DriverEnd(ours)
             command = [sys.executable, "-P", "-c", _DRIVER, str(theirs.fileno())]
-            self._supervisor.start(_HEAD, self._head.namespace, command, self._environment, logged=False)
+            self._machines.start(_HEAD, self._head.namespace, command, self._environment, logged=False)
         self._say(self.spec, self._prints, self._head.control_host, self._places, self._listener.endpoint)
         self._address = self._reply("head", self.spec.start_s)
 
@@ -190,16 +190,16 @@ class EmulatedRayFleet:
 
     def _start_node(self, server: int) -> None:
         self._failed.pop(server, None)
-        place, supervisor = self._places[server], self._supervisor
+        place, machines = self._places[server], self._machines
         assert place.namespace is not None
-        assert supervisor is not None
+        assert machines is not None
         ray = "from ray.scripts.scripts import main; main()"
         command = [
             *(sys.executable, "-P", "-c", ray, "start", "--block", f"--address={self._address}"),
             *(f"--node-ip-address={place.control_host}", f"--temp-dir={MACHINE_FOLDER}", "--num-cpus=0"),
             *(f"--object-store-memory={_OBJECT_STORE_NBYTES}", "--disable-usage-stats"),
         ]
-        supervisor.start(str(server), place.namespace, command, self._environment, logged=True)
+        machines.start(str(server), place.namespace, command, self._environment, logged=True)
         self._say("await", server)
 
     # --- listening -------------------------------------------------------------------------------
@@ -221,24 +221,26 @@ class EmulatedRayFleet:
             raise StartError("the server was still being started when the job ended")
 
     def _listen(self, timeout_s: float) -> None:
-        """Take the messages of the driver and of the supervisor."""
-        supervisor, driver = self._supervisor, self._driver
-        assert supervisor is not None
+        """Take the messages of the driver and of the machines."""
+        machines, driver = self._machines, self._driver
+        assert machines is not None
         assert driver is not None
-        ready = wait([driver.sock, supervisor.connection], timeout_s)
+        ready = wait([driver.sock, machines.sock], timeout_s)
         if driver.sock in ready:
-            # The driver first: its messages may say why it ends. The supervisor reports that it has ended.
+            # The driver first: its messages may say why it ends. Their agent reports that it has ended.
             for message in (said := driver.inbox.take()):
                 self._heard(*message)
             if said or not driver.inbox.over:
                 return
-            if not supervisor.connection.poll(_ENDED_S):
+            if not wait([machines.sock], _ENDED_S):
                 raise FabricError("Ray's driver is gone")
-        if driver.sock in ready or supervisor.connection in ready:
+        if driver.sock in ready or machines.sock in ready:
             try:
-                self._machine_ended(*supervisor.ended())
-            except (EOFError, OSError):
-                raise FabricError("the supervisor is gone, and all machines with it") from None
+                ended = machines.hear()
+            except EOFError:
+                raise FabricError("the agent of the machines is gone, and all machines with it") from None
+            if ended is not None:
+                self._machine_ended(*ended)
 
     def _heard(self, what: str, *rest: Any) -> None:
         match what:
@@ -261,7 +263,7 @@ class EmulatedRayFleet:
     def _machine_ended(self, machine: str, code: int, words: str) -> None:
         why = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         said = f"; the end of its log:\n{words}" if words else ""
-        if machine == SUPERVISOR:
+        if machine == NONE:
             raise FabricError(words)
         if machine == _HEAD:
             self._begun = False

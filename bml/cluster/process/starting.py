@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
-from bml.io.forks import close_on_fork, no_fork
+from bml.cluster.process.agent import MOST_NBYTES
+from bml.errors import FabricError
+from bml.io.forks import close_on_fork, close_whole, no_fork
 
 SOCKET = "SOCKET"
 """Stands for the descriptor of the socket in the arguments of a process, where it comes first in them."""
+
+
+_ENDS_S = 10.0
+"""How long a helper may take to end once it is asked to, in seconds."""
 
 
 def start_with_socket(
@@ -40,3 +49,56 @@ def start_with_socket(
                 start_new_session=own_session,
             )
         return process, close_on_fork(ours)
+
+
+class Helper:
+    """A process that speaks JSON, one message a packet, and ends when the launcher is gone."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        inherited: Sequence[int],
+        environment: Mapping[str, str],
+        prints: bool = False,
+    ):
+        # Ctrl-C is the launcher's to handle.
+        self._process, self.sock = start_with_socket(
+            arguments, environment, inherited, kind=socket.SOCK_SEQPACKET, prints=prints
+        )
+
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send a message. If the process is gone, the next read shows it.
+
+        Raises FabricError for a message that is too long, as with an environment of 128 KiB.
+        """
+        packet = json.dumps(message).encode()
+        if len(packet) > MOST_NBYTES:
+            raise FabricError(
+                f"a process cannot be started: its command and environment take {len(packet)} bytes, "
+                f"{MOST_NBYTES} are possible; unset some variables"
+            )
+        with suppress(OSError):
+            socket.send_fds(self.sock, [packet], list(descriptors))
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next message, for which it waits; None if the process is gone."""
+        try:
+            data = self.sock.recv(MOST_NBYTES)
+        except ConnectionError:
+            return None
+        found: dict[str, Any] | None = json.loads(data) if data else None
+        return found
+
+    def hang_up(self) -> None:
+        """Close the socket, which ends the process, and wait until it has ended. Idempotent."""
+        close_whole(self.sock)
+        try:
+            self._process.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:  # it is stopped, or stuck
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process, which has nothing to save. Idempotent."""
+        close_whole(self.sock)
+        self._process.kill()
+        self._process.wait()

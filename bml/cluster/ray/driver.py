@@ -32,7 +32,7 @@ from typing import Any
 import ray
 
 from bml.cluster.fleets.fleet import Changed, FleetEvent, Patience
-from bml.cluster.fleets.supervisor import MACHINE_FOLDER
+from bml.cluster.fleets.machines import MACHINE_FOLDER
 from bml.cluster.process.mail import Outbox, receive
 from bml.cluster.ray.fleet import RayFleet
 from bml.cluster.ray.machines import Machines, living_machines

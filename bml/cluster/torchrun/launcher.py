@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bml.cluster.formation.secret import SECRET
+from bml.cluster.process.starting import Helper
 from bml.cluster.torchrun.layout import THREADS, Layout, threads_of
 from bml.cluster.torchrun.nodes import GONE_S
 from bml.cluster.torchrun.output import Pipe, Show
-from bml.cluster.torchrun.processes import Helper, listen, start_store, start_subreaper
+from bml.cluster.torchrun.processes import listen, start_agent, start_store
 from bml.cluster.torchrun.ranks import Ranks, how
 from bml.cluster.torchrun.store import Wanted
 from bml.cluster.torchrun.strikes import Strikes, strikes_of
@@ -102,10 +103,10 @@ class _Launcher:
         self._store: Helper | None = self._start_store(listening)
         stack.callback(self._store.kill)
         self._met = False
-        self._subreaper = start_subreaper(request.command)
-        stack.callback(self._subreaper.hang_up)
+        self._agent = start_agent(request.command)
+        stack.callback(self._agent.hang_up)
         stack.callback(self._close_pipes)
-        for helper in (self._store, self._subreaper):
+        for helper in (self._store, self._agent):
             self._selector.register(helper.sock, selectors.EVENT_READ)
         self._pipes: dict[int, list[Pipe]] = {}
         """Of the running process of each rank."""
@@ -145,7 +146,7 @@ class _Launcher:
 
     def _tell(self) -> None:
         for number in dict.fromkeys(os.read(self._told, 4096)):
-            self._subreaper.send({"do": "tell", "number": number})
+            self._agent.send({"do": "tell", "number": number})
 
     # --- start -----------------------------------------------------------------------------------
 
@@ -175,8 +176,8 @@ class _Launcher:
     def _start(self, rank: int) -> None:
         pipes = [Pipe(rank, number, self._show) for number in (1, 2)]
         environment = self._layout.environment(rank, self._ranks.restarts(rank), self._threads) | self._secret
-        self._subreaper.send(
-            {"do": "start", "rank": rank, "environment": environment}, [pipe.writes for pipe in pipes]
+        self._agent.send(
+            {"do": "start", "name": rank, "environment": environment}, [pipe.writes for pipe in pipes]
         )
         self._pipes[rank] = pipes
         for pipe in pipes:
@@ -199,7 +200,7 @@ class _Launcher:
             self._look(self._strikes.wait_s(now_s))
 
     def _signal(self, rank: int, number: int) -> None:
-        self._subreaper.send({"do": "signal", "rank": rank, "number": number})
+        self._agent.send({"do": "signal", "name": rank, "number": number})
 
     def _look(self, within_s: float | None) -> None:
         """Wait for output and messages, and handle them."""
@@ -212,17 +213,17 @@ class _Launcher:
             elif self._store is not None and key.fileobj is self._store.sock:
                 self._heard_of_store()
             else:
-                self._heard_of_subreaper()
+                self._heard_of_agent()
 
-    def _heard_of_subreaper(self) -> None:
-        message = self._subreaper.receive()
+    def _heard_of_agent(self) -> None:
+        message = self._agent.receive()
         if message is None:
             self._ranks.stop()
             raise FabricError("the process that is the parent of the ranks was killed, and they with it")
         if message["is"] == "told":
-            self._say(_told(signal.Signals(message["number"]).name, message["ranks"]))
+            self._say(_told(signal.Signals(message["number"]).name, message["names"]))
             return
-        rank = message["rank"]
+        rank = message["name"]
         if message["is"] == "cannot":
             self._not_started(rank, message["why"])
         elif message["is"] == "ended":
@@ -308,11 +309,11 @@ class _Launcher:
         if not self._pipes:
             return
         self._ranks.stop()
-        self._subreaper.send({"do": "end", "grace_s": self._request.grace_s})
+        self._agent.send({"do": "end", "grace_s": self._request.grace_s})
         while self._ranks.running:
             try:
                 self._look(None)
-            except FabricError:  # the subreaper is gone: everything has ended
+            except FabricError:  # the agent is gone: everything has ended
                 self._last_words()
                 return
 

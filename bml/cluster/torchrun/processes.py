@@ -1,72 +1,27 @@
-"""The two helpers of the launcher: the subreaper of the ranks, and the process that holds the store."""
+"""The two helpers of the launcher: the parent of the ranks, and the process that holds the store."""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
-import json
 import os
 import socket
-import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Sequence
 
 from bml.cluster.fleets.fork_server import LONG_COPIES
+from bml.cluster.process import agent
 from bml.cluster.process.imports import what_we_import
-from bml.cluster.process.starting import SOCKET, start_with_socket
-from bml.cluster.torchrun import subreaper
-from bml.cluster.torchrun.store import MOST_NBYTES, Wanted
+from bml.cluster.process.starting import SOCKET, Helper
+from bml.cluster.torchrun.store import Wanted
 from bml.errors import FabricError, UsageError
-from bml.io.forks import close_whole
 
 _STORE = "from bml.cluster.torchrun import store; store.main()"
-_ENDS_S = 10.0
-"""How long a helper may take to end once it is asked to, in seconds."""
 
 
-class Helper:
-    """A process that speaks JSON, one message a packet, and ends when the launcher is gone."""
-
-    def __init__(self, arguments: Sequence[str], inherited: Sequence[int], environment: Mapping[str, str]):
-        # Ctrl-C is the launcher's to handle.
-        self._process, self.sock = start_with_socket(
-            arguments, environment, inherited, kind=socket.SOCK_SEQPACKET
-        )
-
-    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send a message. If the process is gone, the next read shows it."""
-        with suppress(OSError):
-            socket.send_fds(self.sock, [json.dumps(message).encode()], list(descriptors))
-
-    def receive(self) -> dict[str, Any] | None:
-        """Return the next message, for which it waits; None if the process is gone."""
-        try:
-            data = self.sock.recv(MOST_NBYTES)
-        except ConnectionError:
-            return None
-        found: dict[str, Any] | None = json.loads(data) if data else None
-        return found
-
-    def hang_up(self) -> None:
-        """Close the socket, which ends the process, and wait until it has ended. Idempotent."""
-        close_whole(self.sock)
-        try:
-            self._process.wait(_ENDS_S)
-        except subprocess.TimeoutExpired:  # it is stopped, or stuck
-            self.kill()
-
-    def kill(self) -> None:
-        """Kill the process, which has nothing to save. Idempotent."""
-        close_whole(self.sock)
-        self._process.kill()
-        self._process.wait()
-
-
-def start_subreaper(command: Sequence[str]) -> Helper:
+def start_agent(command: Sequence[str]) -> Helper:
     """Start the parent of the ranks, each of which runs `command`."""
     # Isolated from PYTHONPATH and the like; the ranks inherit these as they are.
-    return Helper(["-I", subreaper.__file__, SOCKET, *command], (), {**LONG_COPIES, **os.environ})
+    return Helper(["-I", agent.__file__, SOCKET, *command], (), {**LONG_COPIES, **os.environ})
 
 
 def start_store(wanted: Wanted) -> Helper:

@@ -1,0 +1,128 @@
+"""Runs the machines of a job on an emulated fabric: a process in each namespace, with folders of its own.
+
+`Machines` is the launcher's side; `main` runs their agent (bml.cluster.process.agent). It is the first
+process of a PID namespace, so all processes of its machines end with it. It ends with the launcher, so
+nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bml.cluster.fleets.fork_server import ONE_THREAD
+from bml.cluster.process.agent import WORDS_NBYTES, Agent
+from bml.cluster.process.imports import what_we_import
+from bml.cluster.process.starting import SOCKET, Helper
+from bml.errors import FabricError
+from bml.fabric import isolation, namespace
+
+MACHINE_FOLDER = "/run/bml/machine"
+"""Every machine has a folder of its own under this name, in memory."""
+NONE = "none"
+"""The name of the machine that has ended if none can be run at all."""
+_SHARED_MEMORY = "/dev/shm"
+_LOG = f"{MACHINE_FOLDER}/start.log"
+_LOGS = (
+    _LOG,
+    f"{MACHINE_FOLDER}/session_latest/logs/raylet.err",
+    f"{MACHINE_FOLDER}/session_latest/logs/raylet.out",
+)
+_LINES = 6
+_ENTRY = "from bml.cluster.fleets import machines; machines.main()"
+
+
+class Machines:
+    """The machines of one job. One thread may use it; any may `start` one. `close` ends all of them."""
+
+    def __init__(self, inherited: Sequence[int], prints: bool):
+        """`inherited` descriptors are open in every machine's process too."""
+        Path(MACHINE_FOLDER).mkdir(parents=True, exist_ok=True)
+        self._starting = threading.Lock()
+        environment = {**os.environ, **ONE_THREAD, **what_we_import()}
+        arguments = ["-P", "-c", _ENTRY, SOCKET, *map(str, inherited)]
+        self._agent = Helper(arguments, inherited, environment, prints)
+
+    @property
+    def sock(self) -> socket.socket:
+        """It can be read when there is something to hear."""
+        return self._agent.sock
+
+    def start(
+        self, machine: str, space: str, command: Sequence[str], environment: dict[str, str], logged: bool
+    ) -> None:
+        """Run `command` as a machine in the network namespace behind the file `space`.
+
+        With `logged` its prints are not shown; the last of them are kept for the case that it fails.
+        """
+        message = {"do": "start", "name": machine, "space": space, "command": list(command)}
+        with self._starting:
+            self._agent.send({**message, "environment": environment, "logged": logged})
+
+    def hear(self) -> tuple[str, int, str] | None:
+        """Wait for news: name, return code and last lines of a machine that has ended, or None for others.
+
+        Raises EOFError if no machine can run any more.
+        """
+        message = self._agent.receive()
+        if message is None:
+            raise EOFError
+        match message["is"]:
+            case "ended":
+                return message["name"], message["code"], message["words"]
+            case "cannot":
+                return message["name"], 1, message["why"]
+        return None
+
+    def close(self) -> None:
+        """Kill every process of every machine and wait until all are gone. Idempotent."""
+        self._agent.hang_up()
+
+
+def main() -> None:
+    """Run machines for the launcher at the other end of the socket given as the first argument."""
+    launcher = socket.socket(fileno=int(sys.argv[1]))
+    launcher.set_inheritable(False)
+    inherited = [int(each) for each in sys.argv[2:]]
+    try:
+        isolation.isolate()
+    except FabricError as error:
+        launcher.send(json.dumps({"is": "ended", "name": NONE, "code": 1, "words": str(error)}).encode())
+        os._exit(1)
+    Agent(launcher, [], partial(_run_machine, inherited)).run()
+    os._exit(0)
+
+
+def _run_machine(inherited: list[int], message: dict[str, Any], say: int) -> int:
+    """See bml.cluster.process.agent.Body."""
+    namespace.enter(message["space"])
+    isolation.own_folders((MACHINE_FOLDER, _SHARED_MEMORY))
+    code = _run(message["command"], message["environment"], inherited, message["logged"])
+    os.write(say, _last_words().encode()[-WORDS_NBYTES:])
+    return code
+
+
+def _run(command: list[str], environment: dict[str, str], inherited: list[int], logged: bool) -> int:
+    if not logged:
+        return subprocess.call(command, env=environment, pass_fds=inherited)
+    with open(_LOG, "wb") as log:
+        return subprocess.call(command, env=environment, stdout=log, stderr=log)
+
+
+def _last_words() -> str:
+    """Return the last lines of each log that is not empty."""
+    said = []
+    for path in _LOGS:
+        with suppress(OSError):
+            lines = Path(path).read_text(errors="replace").split("\n")
+            said += [line.rstrip() for line in lines if line.strip()][-_LINES:]
+    return "\n".join(said)

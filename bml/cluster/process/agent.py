@@ -1,0 +1,252 @@
+"""The agent: a small process that is the parent of others, and leaves none behind.
+
+`Agent` runs in it; `bml.cluster.process.starting.Helper` is the launcher's side. What it starts has a name,
+and leads a session and the process group of that. When it ends, all processes of the group get SIGKILL,
+such as workers that load data. Processes that have left the group become children of the agent when their
+parent ends; they are ended with the job. When the launcher is gone, everything is killed; when the agent is killed,
+so is what it started. Messages are JSON, one a packet.
+
+    launcher  {"do": "start", "name", …}, with descriptors; what else is in it is for the kind of agent
+              {"do": "signal", "name", "number"}    to all processes of the group
+              {"do": "tell", "number"}              to those that have a handler for it, and to them alone
+              {"do": "end", "grace_s"}              SIGTERM to all, and SIGKILL after so long
+    agent     {"is": "started", "name", "process"}, {"is": "cannot", "name", "why"}
+              {"is": "ended", "name", "code", "words"}    the code is negative for a signal
+              {"is": "told", "number", "names"}     those that have a handler
+
+For ranks it is run as a file and imports nothing but the standard library, so that it is there in 50 ms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MOST_NBYTES = 1 << 17
+"""Longest message."""
+WORDS_NBYTES = 1200
+"""So long may the last words of a process be."""
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
+_GONE_S = 5.0
+"""How long processes may take to end after SIGKILL; then the agent gives up on them."""
+
+Message = dict[str, Any]
+Body = Callable[[Message, int], int]
+"""Runs in a forked process: it is given the message that started it, and a descriptor for its last words.
+Returns its exit status; a negative one is the signal by which it is to end."""
+
+
+class Agent:
+    """See the beginning of this module. What it starts is a `command`, or a fork that runs `body`."""
+
+    def __init__(self, launcher: socket.socket, command: list[str], body: Body | None = None):
+        self._launcher, self._command, self._body = launcher, command, body
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        self._prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._names: dict[int, Any] = {}
+        """Process -> name."""
+        self._words: dict[int, int] = {}
+        """Process -> descriptor of its last words."""
+        self._ending_at: float | None = None
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes it
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # not ignored, as what it starts would inherit that
+            signal.signal(number, lambda *_: None)
+        self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Obey the launcher until it is gone, or everything has ended that it wanted ended."""
+        while self._ending_at is None or self._children():
+            left_s = None if self._ending_at is None else max(0.0, self._ending_at - time.monotonic())
+            if left_s == 0:
+                break
+            ready, _, _ = select.select([self._launcher.fileno(), self._wake], [], [], left_s)
+            if self._wake in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            self._reap()
+            if self._launcher.fileno() in ready and not self._obey():
+                break
+        self._kill_all()
+
+    def _obey(self) -> bool:
+        """Carry out a message of the launcher; returns False if it is gone."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._launcher, MOST_NBYTES, 2)
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        message = json.loads(data)
+        if message["do"] == "start":
+            self._start(message, descriptors)
+        elif message["do"] == "signal":
+            for process, name in self._names.items():
+                if name == message["name"]:
+                    _signal(process, message["number"])
+        elif message["do"] == "tell":
+            self._tell(message["number"])
+        else:
+            for process in self._children():
+                _signal(process, signal.SIGTERM)
+                _signal(process, signal.SIGCONT)  # a frozen one has it now
+            self._ending_at = time.monotonic() + message["grace_s"]
+        return True
+
+    def _tell(self, number: int) -> None:
+        told = {process: name for process, name in self._names.items() if _handles(process, number)}
+        for process in told:
+            with suppress(OSError):
+                os.kill(process, number)
+        self._say({"is": "told", "number": number, "names": sorted(told.values())})
+
+    def _start(self, message: Message, descriptors: list[int]) -> None:
+        name = message["name"]
+        try:
+            process = self._fork(message) if self._body else self._execute(message, descriptors)
+        except OSError as error:
+            self._say({"is": "cannot", "name": name, "why": error.strerror or str(error)})
+            return
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._names[process] = name
+        self._say({"is": "started", "name": name, "process": process})
+
+    def _execute(self, message: Message, descriptors: list[int]) -> int:
+        """Run the command, with the two descriptors as standard output and error."""
+        agent = os.getpid()
+
+        def die_with_agent() -> None:
+            self._prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != agent:
+                os._exit(1)
+
+        process = subprocess.Popen(
+            self._command,
+            env={**os.environ, **message["environment"]},
+            stdin=subprocess.DEVNULL,
+            stdout=descriptors[0],
+            stderr=descriptors[1],
+            start_new_session=True,
+            preexec_fn=die_with_agent,  # safe, as this process has one thread
+        )
+        process.returncode = 0  # it is reaped below
+        return process.pid
+
+    def _fork(self, message: Message) -> int:
+        """Run the body in a fork that leads a session."""
+        assert self._body is not None
+        words, say = os.pipe()
+        process = os.fork()
+        if process:
+            os.close(say)
+            os.set_blocking(words, False)
+            self._words[process] = words
+            return process
+        code = 1
+        try:
+            os.setsid()
+            self._prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(number, signal.SIG_DFL)
+            self._launcher.close()
+            code = self._body(message, say)
+            if code < 0:
+                os.kill(os.getpid(), -code)
+        except BaseException as error:
+            os.write(say, str(error).encode()[-WORDS_NBYTES:])
+        finally:
+            os._exit(code & 0xFF)
+
+    def _reap(self) -> None:
+        """Report what has ended, with all other processes of the groups; orphans are reaped, too."""
+        with suppress(ChildProcessError):
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if found.si_pid in self._names:  # it is not reaped yet, so the number is still its own
+                    _signal(found.si_pid, signal.SIGKILL)
+                _, status = os.waitpid(found.si_pid, 0)
+                words = self._last_words(found.si_pid)
+                if found.si_pid in self._names:
+                    code, name = os.waitstatus_to_exitcode(status), self._names.pop(found.si_pid)
+                    self._say({"is": "ended", "name": name, "code": code, "words": words})
+
+    def _last_words(self, process: int) -> str:
+        descriptor = self._words.pop(process, None)
+        if descriptor is None:
+            return ""
+        words = b""
+        with suppress(BlockingIOError):
+            words = os.read(descriptor, WORDS_NBYTES)
+        os.close(descriptor)
+        return words.decode(errors="replace")
+
+    def _kill_all(self) -> None:
+        """Kill all children, then those that become children by that, until there are none."""
+        deadline = time.monotonic() + _GONE_S
+        while time.monotonic() < deadline:
+            self._reap()
+            children = self._children()
+            if not children:
+                return
+            for process in children:
+                _signal(process, signal.SIGKILL)
+            select.select([self._wake], [], [], 0.05)
+            with suppress(BlockingIOError):
+                os.read(self._wake, 4096)
+
+    def _children(self) -> list[int]:
+        """Return the processes of which this is the parent."""
+        found, parent = [], str(os.getpid())
+        for entry in os.listdir("/proc"):
+            with suppress(OSError, IndexError):  # it has ended
+                if entry.isdigit():
+                    words = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                    if words[1] == parent and words[0] != "Z":
+                        found.append(int(entry))
+        return found
+
+    def _say(self, message: Message) -> None:
+        with suppress(OSError):  # the launcher is gone: the next read shows it
+            self._launcher.send(json.dumps(message).encode())
+
+
+def _signal(process: int, number: int) -> None:
+    """Send a signal to a process and all of its group, if it leads one."""
+    with suppress(OSError):
+        if os.getpgid(process) == process:
+            os.killpg(process, number)
+        else:
+            os.kill(process, number)
+
+
+def _handles(process: int, number: int) -> bool:
+    """Whether a process has a handler for a signal: without one, most signals would end it."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def main() -> None:
+    """Keep ranks for the launcher at the other end of the socket in the first argument; then the command."""
+    launcher = socket.socket(fileno=int(sys.argv[1]))
+    launcher.set_inheritable(False)
+    Agent(launcher, sys.argv[2:]).run()
+
+
+if __name__ == "__main__":
+    main()
