@@ -3,8 +3,8 @@
 `Agent` runs in it; `bml.cluster.process.starting.Helper` is the launcher's side. What it starts has a name,
 and leads a session and the process group of that. When it ends, all processes of the group get SIGKILL,
 such as workers that load data. Processes that have left the group become children of the agent when their
-parent ends; they are ended with the job. When the launcher is gone, everything is killed; when the agent is killed,
-so is what it started. Messages are JSON, one a packet.
+parent ends; they are ended with the job. When the launcher is gone, everything is killed; when the agent is
+killed, so is what it started. Messages are JSON, one a packet.
 
     launcher  {"do": "start", "name", …}, with descriptors; what else is in it is for the kind of agent
               {"do": "signal", "name", "number"}    to all processes of the group
