@@ -1,7 +1,7 @@
 """`python -m bml`, and the command `bml`. Ctrl-C while it imports ends it as one later does."""
 
 import sys
-from signal import SIGINT, pthread_kill
+from signal import SIGHUP, SIGINT, SIGTERM, pthread_kill, signal
 from threading import Timer, get_ident
 from typing import Any, NoReturn
 
@@ -28,11 +28,18 @@ def _aborted() -> NoReturn:
 
 
 def _dropped(what: Any) -> None:
-    """Let a Ctrl-C come again that Python drops, since it came while an object was finalized."""
-    if not issubclass(what.exc_type, KeyboardInterrupt):
+    """Let a signal come again whose exception Python drops, since it came while an object was finalized."""
+    if issubclass(what.exc_type, KeyboardInterrupt):
+        number = SIGINT
+    elif what.exc_type is SystemExit and what.exc_value.code in (128 + SIGTERM, 128 + SIGHUP):
+        from bml.cli import terminated
+
+        number = what.exc_value.code - 128
+        signal(number, terminated)
+    else:
         sys.__unraisablehook__(what)
         return
-    again = Timer(_AGAIN_S, pthread_kill, (get_ident(), SIGINT))  # Python raises it in the main thread alone
+    again = Timer(_AGAIN_S, pthread_kill, (get_ident(), number))  # handled in the main thread alone
     again.daemon = True
     again.start()
 

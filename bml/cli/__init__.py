@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import io
+import select
 import signal
 import sys
 import traceback
 from collections import UserDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, cast
 
@@ -99,12 +100,12 @@ class Shell(click.Group):
             return _aborted()
         except SystemExit as ends:
             status = ends.code if isinstance(ends.code, int) else int(ends.code is not None)
-            if isinstance(ends.code, str):
+            if ends.code is not None and not isinstance(ends.code, int):
                 click.echo(ends.code, err=True)
             if status == signal.SIGTERM:  # while Ray starts, its handler of SIGTERM takes the place of ours
                 status += 128
             if status == 128 + signal.SIGTERM:  # after SIGHUP there may be no terminal to tell
-                click.echo("Ended by SIGTERM.", err=True)
+                _say_at_the_end("Ended by SIGTERM.")
             return status, _error("SystemExit", text_of_end(SystemExit(status)))
         except Exception as error:
             if isinstance(error.__cause__, KeyboardInterrupt):  # in a __set_name__, by Python 3.11
@@ -117,12 +118,26 @@ class Shell(click.Group):
 
 
 def _aborted() -> tuple[int, dict[str, str]]:
-    click.echo("Aborted!", err=True)
+    _say_at_the_end("Aborted!")
     return 1, _error("KeyboardInterrupt", text_of_end(KeyboardInterrupt()))
 
 
 def _error(kind: str, text: str) -> dict[str, str]:
     return {"kind": kind, "text": text}
+
+
+def _say_at_the_end(text: str) -> None:
+    """Print a line, unless it would have to wait for a reader of standard error."""
+    with suppress(OSError, ValueError):  # a stream without a descriptor takes everything
+        if not select.select([], [sys.stderr.fileno()], [], 0)[1]:
+            return
+    click.echo(text, err=True)
+
+
+def terminated(number: int, frame: object) -> None:
+    """Handle SIGTERM or SIGHUP: the command ends in order, or at once with the second signal."""
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)
 
 
 @contextmanager
@@ -131,10 +146,6 @@ def _terminable() -> Iterator[None]:
 
     If SIGHUP is ignored, as under nohup, the command outlives its terminal.
     """
-
-    def terminated(number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise SystemExit(128 + number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():

@@ -307,7 +307,13 @@ def _load(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         loader.exec_module(module)
+    except SystemExit as ends:
+        if ends.code:
+            raise
+        raise TrainingError(f"{path} ended while it was loaded, so there is no job") from ends
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt | SystemExit):  # in a __set_name__, by Python 3.11
+            raise error.__cause__ from None
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
             trace = trace.tb_next  # frames of ours; a syntax error has no others

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +97,73 @@ def test_a_command_that_is_not_there_suggests_one_that_is(typed: str, meant: str
     done = CliRunner().invoke(main, [typed])
     assert done.exit_code == 2
     assert f"Did you mean '{meant}'?" in done.stderr
+
+
+WITHIN = {
+    "a finalizer": "class Ends:\n    def __del__(self): kill()\nends = Ends()\ndel ends",
+    "__set_name__": "class Ends:\n    def __set_name__(self, *_): kill()\nclass Has:\n    ends = Ends()",
+    "nothing": "kill()",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("within", WITHIN)
+@pytest.mark.parametrize(
+    ("number", "status", "says"),
+    [(signal.SIGINT, 1, "Aborted!"), (signal.SIGTERM, 143, "Ended by SIGTERM."), (signal.SIGHUP, 129, "")],
+)
+def test_a_signal_ends_a_command_whatever_its_script_does_then(
+    tmp_path: Path, number: int, status: int, says: str, within: str
+) -> None:
+    kill = f"import os, time\ndef kill():\n    os.kill(os.getpid(), {number})\n"
+    (tmp_path / "script.py").write_text(f"{kill}{WITHIN[within]}\ntime.sleep(60)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "bml", "run", "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (status, "", says)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "says"),
+    [
+        ("", 1, "Error: SCRIPT ended while it was loaded, so there is no job\n"),
+        ("0", 1, "Error: SCRIPT ended while it was loaded, so there is no job\n"),
+        ("3", 3, ""),
+        ("'give a folder'", 1, "give a folder\n"),
+        ("ImportError('no such module')", 1, "no such module\n"),
+    ],
+)
+def test_a_script_that_ends_while_it_is_loaded_says_so(
+    tmp_path: Path, ends: str, status: int, says: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\nsys.exit({ends})\n")
+    done = CliRunner().invoke(main, ["run", str(script)])
+    assert (done.exit_code, done.stdout, done.stderr) == (status, "", says.replace("SCRIPT", str(script)))
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_command_though_nobody_reads_its_errors(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import os, signal\n"
+        "os.set_blocking(2, False)\n"
+        "try:\n"
+        "    while True: os.write(2, b'x' * 4096)\n"
+        "except BlockingIOError: os.set_blocking(2, True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    read, write = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-m", "bml", "run", "script.py"], cwd=tmp_path, stderr=write
+    ) as process:
+        os.close(write)
+        try:
+            assert process.wait(50) == 143
+        finally:
+            process.kill()
+            os.close(read)

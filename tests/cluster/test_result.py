@@ -6,7 +6,7 @@ import pytest
 
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec, ServerReport
-from bml.cluster.spec.leaving import LEFT
+from bml.cluster.spec.leaving import LEFT, NOT_JOINED
 from bml.errors import BmlError
 
 
@@ -81,6 +81,47 @@ def test_a_server_that_had_left_is_not_lost_because_it_cannot_be_started_again()
     result.comes(3)
     result.stays_away(3, "no machine is there")
     assert result.left == {3: "it got SIGTERM; not started again yet: no machine is there"}
+
+
+def test_the_newest_death_is_the_one_that_is_said() -> None:
+    result = Result(JobSpec("bcube:2x2"), {}, {1: "it got signal 9"})
+    result.comes(1)  # and it does come
+    result.dead[1] = "it got signal 11"
+    result.comes(1)
+    result.stays_away(1, "no machine is there")
+    assert result.dead == {1: "it got signal 11; not started again yet: no machine is there"}
+
+
+def test_a_server_that_was_never_there_was_not_lost_before() -> None:
+    result = Result(JobSpec("bcube:2x2"))
+    for _ in range(2):
+        result.comes(2)
+        result.stays_away(2, "no machine is there")
+        assert result.dead == {2: "no machine is there"}
+    result.comes(2)
+    result.dead[2] = "it got signal 11"
+    result.comes(2)
+    result.give_up(2, came=False)
+    assert result.dead == {2: "it got signal 11; started again, it had not come when the job ended"}
+
+
+def test_a_server_that_had_left_is_not_lost_because_the_job_ends_first() -> None:
+    result = Result(JobSpec("bcube:2x2"), left={3: "its Ray node is draining"})
+    result.comes(3)
+    result.give_up(3, came=False)
+    assert not result.dead
+    said = "its Ray node is draining; started again, it had not come when the job ended"
+    assert result.left == {3: said}
+
+
+@pytest.mark.parametrize("kind", NOT_JOINED)
+def test_one_that_could_not_join_hides_not_why_it_was_started_again(kind: str) -> None:
+    result = Result(JobSpec("bcube:2x2"), {}, {1: "it got signal 9"}, {3: "its Ray node is draining"})
+    for server in (1, 3):
+        result.comes(server)
+        result.lose(server, "its files cannot be read", kind)
+    assert result.dead == {1: "it got signal 9; not started again yet: its files cannot be read"}
+    assert result.left == {3: "its Ray node is draining; not started again yet: its files cannot be read"}
 
 
 def test_a_job_that_was_asked_to_end_has_not_failed() -> None:

@@ -395,3 +395,54 @@ def test_a_first_step_that_raises_loses_no_momentum() -> None:
     handle.remove()
     optimizer.step()
     torch.testing.assert_close(parameter.detach(), torch.linspace(-1, 1, 5) - 0.1)
+
+
+@pytest.mark.parametrize("makes", [torch.optim.Adam, torch.optim.NAdam, torch.optim.SGD])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError])
+def test_a_state_that_was_half_made_is_made_anew(makes: Any, stop: type[BaseException]) -> None:
+    def stepped(interrupted: bool) -> tuple[Any, Any]:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = makes([parameter], lr=0.1, **({"momentum": 0.9} if makes is torch.optim.SGD else {}))
+        if interrupted:
+
+            def after(*_: Any) -> None:
+                raise stop
+
+            handle = optimizer.register_step_post_hook(after)
+            with pytest.raises(KeyboardInterrupt if stop is KeyboardInterrupt else UsageError):
+                prime(optimizer)
+            handle.remove()
+        prime(optimizer)
+        parameter.grad = torch.full((3,), 2.0)
+        optimizer.step()
+        return parameter.detach(), optimizer.state_dict()["state"][0]
+
+    (found, state), (expected, its) = stepped(True), stepped(False)
+    assert torch.equal(found, expected)
+    assert all(torch.equal(torch.as_tensor(state[key]), torch.as_tensor(its[key])) for key in its)
+
+
+def test_a_first_gradient_that_a_closure_makes_is_not_dampened() -> None:
+    def trained(primed: bool) -> list[float]:
+        parameter = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, dampening=0.5)
+        if primed:
+            prime(optimizer)
+            keep_first_gradients(optimizer)
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = (2 * parameter).sum()
+            loss.backward()
+            return loss
+
+        values = []
+        for step in range(4):
+            if step == 0:
+                optimizer.step()  # there is no gradient yet
+            else:
+                optimizer.step(closure)
+            values.append(float(parameter.detach()))
+        return values
+
+    assert trained(True) == trained(False)

@@ -13,7 +13,7 @@ from typing import Any
 from bml import errors
 from bml.cluster.spec.ending import opened
 from bml.cluster.spec.job import JobSpec, ServerReport
-from bml.cluster.spec.leaving import NOTICED
+from bml.cluster.spec.leaving import NOT_JOINED, NOTICED
 from bml.cluster.spec.trace import merged
 from bml.errors import BmlError, TrainingError, UsageError
 from bml.faults.outcome import never_struck, stays
@@ -54,6 +54,7 @@ class Result:
     _left_before: dict[int, str] = field(default_factory=dict, repr=False)
     """Server -> why it left last, for those that were started again since."""
     _died_before: dict[int, str] = field(default_factory=dict, repr=False)
+    _stayed_away: set[int] = field(default_factory=set, repr=False)
     """Server -> why it was lost, for those that were started again since."""
     abort: BmlError | None = None
     """The error with which the coordinator ended the job: perhaps no server is left to report it."""
@@ -83,16 +84,21 @@ class Result:
         return dict(sorted({**self.dead, **self.left}.items()))
 
     def lose(self, server: int, why: str, kind: str) -> None:
-        """A server is gone, with a report of this kind, or without one."""
+        """A server is gone, with a report of this kind."""
+        if kind in NOT_JOINED:
+            self.stays_away(server, why)
+            return
         self._left_before.pop(server, None)
         self._died_before.pop(server, None)
+        self._stayed_away.discard(server)
         (self.left if kind in NOTICED else self.dead)[server] = why
 
     def give_up(self, server: int, came: bool) -> None:
         """The job is over, and a server is not awaited any longer."""
         late, killed = "it had not come when the job ended", "it did not end after the others, and was killed"
-        why, before = killed if came else late, self._died_before.get(server)
-        self.dead[server] = f"{before}; started again, {why}" if before else why
+        found, before = self._before(server)
+        why = killed if came else late
+        (self.dead if came else found)[server] = f"{before}; started again, {why}" if before else why
 
     def add_to_why(self, server: int, more: str) -> None:
         """Say more of a server that is gone."""
@@ -101,20 +107,27 @@ class Result:
 
     def comes(self, server: int) -> None:
         """A server that may be gone is started again."""
-        if (why := self.dead.pop(server, None)) is not None:
-            self._died_before.setdefault(server, why)  # it may be tried again and again
-        left = self.left.pop(server, None)
-        if left is None:
-            self._left_before.pop(server, None)
-        else:
-            self._left_before.setdefault(server, left)
+        died, left = self.dead.pop(server, None), self.left.pop(server, None)
         self.told.discard(server)
+        if server in self._stayed_away:  # it is tried again, for the same reason
+            self._stayed_away.discard(server)
+            return
+        for before, why in ((self._died_before, died), (self._left_before, left)):
+            before.pop(server, None)
+            if why is not None:
+                before[server] = why
 
     def stays_away(self, server: int, why: str) -> None:
         """A server that was started did not come: nothing was lost if it had left before."""
-        found = self.left if server in self._left_before else self.dead
-        before = self._left_before.get(server) or self._died_before.get(server)
+        found, before = self._before(server)
+        self._stayed_away.add(server)
         found[server] = f"{before}; not started again yet: {why}" if before else why
+
+    def _before(self, server: int) -> tuple[dict[int, str], str]:
+        """Among which servers one was before it was started again, and why; empty if it never was there."""
+        if server in self._left_before:
+            return self.left, self._left_before[server]
+        return self.dead, self._died_before.get(server, "")
 
     def __repr__(self) -> str:
         """One line: `report` has all that is known, and is long."""

@@ -337,7 +337,7 @@ class Job:
             missing -= result.reports.keys() | result.gone.keys()
             now = time.monotonic()
             for server in [each for each in missing if now > self._give_up_at.get(each, math.inf)]:
-                result.give_up(server, came=server not in self._newcomers.awaited)
+                result.give_up(server, came=server not in self._newcomers.to_come)
                 missing.discard(server)
 
     def _heard(self, event: FleetEvent, missing: set[int]) -> None:

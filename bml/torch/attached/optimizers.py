@@ -34,18 +34,27 @@ def prime(optimizer: Any) -> None:
     ]
     if not new:
         return
+    try:
+        _make(optimizer, new)
+    except BaseException as error:  # what is half made would be taken for that of a checkpoint
+        for _, parameter in new:
+            optimizer.state.pop(parameter, None)
+        if not isinstance(error, Exception):
+            raise
+        raise UsageError(
+            f"the state of {type(optimizer).__name__} cannot be made: it takes no step with zero "
+            f"gradients ({type(error).__name__}: {error}): use another optimizer"
+        ) from error
+
+
+def _make(optimizer: Any, new: Sequence[tuple[dict[str, Any], Any]]) -> None:
+    """Make the state of these parameters, each with its group."""
     with _unchanged(optimizer, [parameter for _, parameter in new]):
         for group, parameter in new:
             parameter.grad = torch.zeros_like(parameter)
             if "weight_decay" in group:
                 group["weight_decay"] = 0
-        try:
-            optimizer.step()
-        except Exception as error:
-            raise UsageError(
-                f"the state of {type(optimizer).__name__} cannot be made: it takes no step with zero "
-                f"gradients ({type(error).__name__}: {error}): use another optimizer"
-            ) from error
+        optimizer.step()
     for group, parameter in new:
         if parameter in optimizer.state:
             _reset(optimizer.state[parameter], {**_AT_FIRST, "eta": group.get("lr")})
@@ -67,14 +76,16 @@ def keep_first_gradients(optimizer: Any) -> None:
         for group in optimizer.param_groups:
             for parameter in group[_PARAMS]:
                 state = optimizer.state.get(parameter, {})
-                if state.get(_IS_FIRST) and parameter.grad is not None:
+                if state.get(_IS_FIRST):  # a closure may make the gradient later
                     kept.append((state, state[_MOMENTUM]))
                     state[_MOMENTUM] = None  # the optimizer makes another of the gradient
 
     def after(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for state, buffer in kept:
-            buffer.copy_(state[_MOMENTUM])
-            state[_MOMENTUM], state[_IS_FIRST] = buffer, False
+            if state[_MOMENTUM] is not None:  # there was a gradient
+                buffer.copy_(state[_MOMENTUM])
+                state[_IS_FIRST] = False
+            state[_MOMENTUM] = buffer
         kept.clear()
 
     if any(_IS_FIRST in state for state in optimizer.state.values()):
