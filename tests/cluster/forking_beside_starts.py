@@ -17,12 +17,12 @@ from pathlib import Path
 
 from bml.cluster.fleets.fork_server import ForkServer
 from bml.cluster.formation.spare import SpareProcess
-from bml.cluster.torchrun.processes import start_agent
+from bml.cluster.process.starting import start_agent
 
 STARTS: dict[str, Callable[[], Callable[[], None]]] = {
     "spare": lambda: SpareProcess().close,
     "fork server": lambda: ForkServer(prints=False).close,
-    "agent": lambda: start_agent(["true"]).hang_up,
+    "agent": lambda: start_agent(os.environ).hang_up,
 }
 N_STARTS, N_CHILDREN, MOST_CHILDREN = 10, 20, 500
 

@@ -98,7 +98,7 @@ def main() -> None:
     except FabricError as error:
         launcher.send(json.dumps({"is": "ended", "name": NONE, "code": 1, "words": str(error)}).encode())
         os._exit(1)
-    Agent(launcher, [], partial(_run_machine, inherited)).run()
+    Agent(launcher, partial(_run_machine, inherited)).run()
     os._exit(0)
 
 

@@ -6,7 +6,8 @@ such as workers that load data. Processes that have left the group become childr
 parent ends; they are ended with the job. When the launcher is gone, everything is killed; when the agent is
 killed, so is what it started. Messages are JSON, one a packet.
 
-    launcher  {"do": "start", "name", …}, with descriptors; what else is in it is for the kind of agent
+    launcher  {"do": "start", "name", "command", "environment"}, with descriptors of standard output and
+              error; the environment is added to the agent's own. An agent with a body has messages of its own
               {"do": "signal", "name", "number"}    to all processes of the group
               {"do": "tell", "number"}              to those that have a handler for it, and to them alone
               {"do": "end", "grace_s"}              SIGTERM to all, and SIGKILL after so long
@@ -48,10 +49,10 @@ Returns its exit status; a negative one is the signal by which it is to end."""
 
 
 class Agent:
-    """See the beginning of this module. What it starts is a `command`, or a fork that runs `body`."""
+    """See the beginning of this module. With a `body` it starts forks that run this, else commands."""
 
-    def __init__(self, launcher: socket.socket, command: list[str], body: Body | None = None):
-        self._launcher, self._command, self._body = launcher, command, body
+    def __init__(self, launcher: socket.socket, body: Body | None = None):
+        self._launcher, self._body = launcher, body
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._names: dict[int, Any] = {}
@@ -125,7 +126,7 @@ class Agent:
         self._say({"is": "started", "name": name, "process": process})
 
     def _execute(self, message: Message, descriptors: list[int]) -> int:
-        """Run the command, with the two descriptors as standard output and error."""
+        """Run a command, with the two descriptors as standard output and error."""
         agent = os.getpid()
 
         def die_with_agent() -> None:
@@ -134,7 +135,7 @@ class Agent:
                 os._exit(1)
 
         process = subprocess.Popen(
-            self._command,
+            message["command"],
             env={**os.environ, **message["environment"]},
             stdin=subprocess.DEVNULL,
             stdout=descriptors[0],
@@ -242,10 +243,10 @@ def _handles(process: int, number: int) -> bool:
 
 
 def main() -> None:
-    """Keep ranks for the launcher at the other end of the socket in the first argument; then the command."""
+    """Be the agent of the launcher at the other end of the socket in the first argument."""
     launcher = socket.socket(fileno=int(sys.argv[1]))
     launcher.set_inheritable(False)
-    Agent(launcher, sys.argv[2:]).run()
+    Agent(launcher).run()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from bml.cluster.process import agent
 from bml.cluster.process.agent import MOST_NBYTES
 from bml.errors import FabricError
 from bml.io.forks import close_on_fork, close_whole, no_fork
@@ -102,3 +103,11 @@ class Helper:
         close_whole(self.sock)
         self._process.kill()
         self._process.wait()
+
+
+def start_agent(environment: Mapping[str, str]) -> Helper:
+    """Start the parent of processes that are to have this environment, and more.
+
+    It is isolated from PYTHONPATH and the like; what it starts inherits these as they are.
+    """
+    return Helper(["-I", agent.__file__, SOCKET], (), environment)

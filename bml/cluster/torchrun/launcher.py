@@ -14,12 +14,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from bml.cluster.fleets.fork_server import LONG_COPIES
 from bml.cluster.formation.secret import SECRET
-from bml.cluster.process.starting import Helper
+from bml.cluster.process.starting import Helper, start_agent
 from bml.cluster.torchrun.layout import THREADS, Layout, threads_of
 from bml.cluster.torchrun.nodes import GONE_S
 from bml.cluster.torchrun.output import Pipe, Show
-from bml.cluster.torchrun.processes import listen, start_agent, start_store
+from bml.cluster.torchrun.processes import listen, start_store
 from bml.cluster.torchrun.ranks import Ranks, how
 from bml.cluster.torchrun.store import Wanted
 from bml.cluster.torchrun.strikes import Strikes, strikes_of
@@ -103,7 +104,7 @@ class _Launcher:
         self._store: Helper | None = self._start_store(listening)
         stack.callback(self._store.kill)
         self._met = False
-        self._agent = start_agent(request.command)
+        self._agent = start_agent({**LONG_COPIES, **os.environ})
         stack.callback(self._agent.hang_up)
         stack.callback(self._close_pipes)
         for helper in (self._store, self._agent):
@@ -177,7 +178,8 @@ class _Launcher:
         pipes = [Pipe(rank, number, self._show) for number in (1, 2)]
         environment = self._layout.environment(rank, self._ranks.restarts(rank), self._threads) | self._secret
         self._agent.send(
-            {"do": "start", "name": rank, "environment": environment}, [pipe.writes for pipe in pipes]
+            {"do": "start", "name": rank, "command": [*self._request.command], "environment": environment},
+            [pipe.writes for pipe in pipes],
         )
         self._pipes[rank] = pipes
         for pipe in pipes:

@@ -1,4 +1,4 @@
-"""The two helpers of the launcher: the parent of the ranks, and the process that holds the store."""
+"""The process that holds the store of torchrun, or meets the other nodes in it, and where it listens."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Sequence
 
-from bml.cluster.fleets.fork_server import LONG_COPIES
-from bml.cluster.process import agent
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.starting import SOCKET, Helper
 from bml.cluster.torchrun.store import Wanted
 from bml.errors import FabricError, UsageError
 
 _STORE = "from bml.cluster.torchrun import store; store.main()"
-
-
-def start_agent(command: Sequence[str]) -> Helper:
-    """Start the parent of the ranks, each of which runs `command`."""
-    # Isolated from PYTHONPATH and the like; the ranks inherit these as they are.
-    return Helper(["-I", agent.__file__, SOCKET, *command], (), {**LONG_COPIES, **os.environ})
 
 
 def start_store(wanted: Wanted) -> Helper:

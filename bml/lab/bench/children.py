@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from bml.cluster.process.imports import what_we_import
+from bml.cluster.process.starting import start_agent
 from bml.lab.bench.host import RankError
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -23,39 +23,48 @@ class Children:
     def __init__(self, who: str, folder: Path):
         self.who = who
         self._log = folder / f"{who}.log"
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._closing = False
+        self._agent = start_agent(os.environ)
+        self._n_started = self._n_running = 0
 
     def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Start one more process."""
-        threads = dict.fromkeys(_THREADS, "1")
+        whole = {**dict.fromkeys(_THREADS, "1"), **what_we_import(), **(environment or {})}
         with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **threads, **what_we_import(), **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is ours to handle
+            self._agent.send(
+                {"do": "start", "name": self._n_started, "command": [*command], "environment": whole},
+                [log.fileno()] * 2,
             )
-        self._processes.append(process)
+        self._n_started += 1
+        self._n_running += 1
 
     def check(self) -> None:
         """Raise RankError, with its last lines, if a process has ended."""
-        for process in self._processes:
-            if process.poll() is not None and not self._closing:
-                raise RankError(f"{self.who} ended with status {process.returncode}: {self._last_words()}")
+        while (ended := self._ended(0.0)) is not None:
+            if ended:
+                raise RankError(f"{self.who} {ended}: {self._last_words()}")
 
     def close(self) -> None:
         """Wait until all processes have ended, and kill those that do not end. Idempotent."""
-        self._closing = True
-        for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        self._processes.clear()
+        deadline = time.monotonic() + _END_S
+        while self._n_running and self._ended(deadline - time.monotonic()) is not None:
+            pass
+        self._n_running = 0
+        self._agent.hang_up()
+
+    def _ended(self, within_s: float) -> str | None:
+        """Wait for news: how a process has ended, empty for other news, None if there are none in time."""
+        if not wait([self._agent.sock], max(0.0, within_s)):
+            return None
+        message = self._agent.receive()
+        if message is None:
+            self._n_running = 0
+            return "was killed with all of its processes"
+        if message["is"] == "started":
+            return ""
+        self._n_running -= 1
+        if message["is"] == "cannot":
+            return f"cannot start ({message['why']})"
+        return f"ended with status {message['code']}"
 
     def _last_words(self) -> str:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip("-^~ ")]

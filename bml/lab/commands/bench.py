@@ -63,7 +63,7 @@ def bench(ctx: click.Context, calibrating: bool, constants: Path | None, as_json
     \b
     Example:
       bml bench --calibrate
-      bml bench allreduce --sizes 4KiB,64MiB --against gloo,openmpi
+      bml bench allreduce --fabric bcube:3x2 --against gloo,openmpi
       bml bench train --model vgg19
     """
     if calibrating and ctx.invoked_subcommand is None:
@@ -172,7 +172,7 @@ def allreduce(
 
     \b
     Example:
-      bml bench allreduce --sizes 4KiB,64MiB --against gloo,openmpi
+      bml bench allreduce --fabric bcube:3x2 --against gloo,openmpi
       bml bench allreduce --fabric bcube:3x2 --fail server:4 --json
     """
     check_with("fabric_emulated", "emulated fabrics", "fabric_name")
