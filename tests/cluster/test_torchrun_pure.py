@@ -16,7 +16,7 @@ import pytest
 
 from bml.cli.torchrun import _meeting, _n_nodes, own_words, torchrun
 from bml.cluster.process import agent
-from bml.cluster.process.starting import Helper
+from bml.cluster.process.starting import Helper, start_agent
 from bml.cluster.torchrun import launcher
 from bml.cluster.torchrun.launcher import Request, _Launcher
 from bml.cluster.torchrun.layout import Layout, command_of, read_endpoint, threads_of
@@ -498,3 +498,23 @@ def test_an_environment_that_is_too_long_is_said_and_nothing_waits() -> None:
         assert json.loads(other.recv(agent.MOST_NBYTES))["environment"]["WIDE"] == "x" * 100_000
         with pytest.raises(FabricError, match=r"environment take 2000.. bytes, 131072 are possible"):
             helper.send({"do": "start", "environment": {"WIDE": "x" * 200_000}})
+
+
+def test_a_launcher_that_starts_many_before_it_reads_is_not_waited_for() -> None:
+    """With 300 unread answers the sockets are full."""
+    n, helper = 600, start_agent(os.environ)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            for name in range(n):
+                start = {"do": "start", "name": name, "command": ["/nothing/there", "x" * 500]}
+                helper.send({**start, "environment": {}}, [nowhere.fileno()] * 2)
+        answers = [helper.receive() for _ in range(n)]
+        assert [each and each["name"] for each in answers] == list(range(n))
+        assert {each and each["why"] for each in answers} == {"No such file or directory"}
+    finally:
+        helper.hang_up()
+
+
+@pytest.mark.parametrize("text", ["data/*.tar", "ü é 数", os.fsdecode(b"\xff\xfe")])
+def test_any_text_of_an_environment_comes_out_as_it_was(text: str) -> None:
+    assert agent.read(agent.packet({"environment": {"X": text}})) == {"environment": {"X": text}}

@@ -239,8 +239,7 @@ class EmulatedRayFleet:
                 ended = machines.hear()
             except EOFError:
                 raise FabricError("the agent of the machines is gone, and all machines with it") from None
-            if ended is not None:
-                self._machine_ended(*ended)
+            self._machine_ended(*ended)
 
     def _heard(self, what: str, *rest: Any) -> None:
         match what:

@@ -7,7 +7,6 @@ nothing is left behind.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bml.cluster.fleets.fork_server import ONE_THREAD
-from bml.cluster.process.agent import WORDS_NBYTES, Agent
+from bml.cluster.process.agent import WORDS_NBYTES, Agent, packet
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.starting import SOCKET, Helper
 from bml.errors import FabricError
@@ -68,20 +67,17 @@ class Machines:
         with self._starting:
             self._agent.send({**message, "environment": environment, "logged": logged})
 
-    def hear(self) -> tuple[str, int, str] | None:
-        """Wait for news: name, return code and last lines of a machine that has ended, or None for others.
+    def hear(self) -> tuple[str, int, str]:
+        """Wait for the end of a machine: its name, return code and last lines.
 
         Raises EOFError if no machine can run any more.
         """
         message = self._agent.receive()
         if message is None:
             raise EOFError
-        match message["is"]:
-            case "ended":
-                return message["name"], message["code"], message["words"]
-            case "cannot":
-                return message["name"], 1, message["why"]
-        return None
+        if message["is"] == "cannot":
+            return message["name"], 1, message["why"]
+        return message["name"], message["code"], message["words"]
 
     def close(self) -> None:
         """Kill every process of every machine and wait until all are gone. Idempotent."""
@@ -96,7 +92,7 @@ def main() -> None:
     try:
         isolation.isolate()
     except FabricError as error:
-        launcher.send(json.dumps({"is": "ended", "name": NONE, "code": 1, "words": str(error)}).encode())
+        launcher.send(packet({"is": "ended", "name": NONE, "code": 1, "words": str(error)}))
         os._exit(1)
     Agent(launcher, partial(_run_machine, inherited)).run()
     os._exit(0)

@@ -7,15 +7,17 @@ parent ends; they are ended with the job. When the launcher is gone, everything 
 killed, so is what it started. Messages are JSON, one a packet.
 
     launcher  {"do": "start", "name", "command", "environment"}, with descriptors of standard output and
-              error; the environment is added to the agent's own. An agent with a body has messages of its own
+              error; without a command it is that of the agent's arguments. The environment is added to the
+              agent's own. An agent with a body has messages of its own
               {"do": "signal", "name", "number"}    to all processes of the group
               {"do": "tell", "number"}              to those that have a handler for it, and to them alone
               {"do": "end", "grace_s"}              SIGTERM to all, and SIGKILL after so long
-    agent     {"is": "started", "name", "process"}, {"is": "cannot", "name", "why"}
+    agent     {"is": "cannot", "name", "why"}       it cannot be started
               {"is": "ended", "name", "code", "words"}    the code is negative for a signal
               {"is": "told", "number", "names"}     those that have a handler
 
-For ranks it is run as a file and imports nothing but the standard library, so that it is there in 50 ms.
+It never waits for the launcher, which may start many before it reads. For ranks it is run as a file and
+imports nothing but the standard library, so that it is there in 50 ms.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,8 +54,9 @@ Returns its exit status; a negative one is the signal by which it is to end."""
 class Agent:
     """See the beginning of this module. With a `body` it starts forks that run this, else commands."""
 
-    def __init__(self, launcher: socket.socket, body: Body | None = None):
-        self._launcher, self._body = launcher, body
+    def __init__(self, launcher: socket.socket, body: Body | None = None, command: Sequence[str] = ()):
+        self._launcher, self._body, self._command = launcher, body, command
+        self._unsent: deque[bytes] = deque()
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._names: dict[int, Any] = {}
@@ -68,18 +72,22 @@ class Agent:
 
     def run(self) -> None:
         """Obey the launcher until it is gone, or everything has ended that it wanted ended."""
-        while self._ending_at is None or self._children():
+        while self._ending_at is None or self._children() or self._unsent:
             left_s = None if self._ending_at is None else max(0.0, self._ending_at - time.monotonic())
             if left_s == 0:
                 break
-            ready, _, _ = select.select([self._launcher.fileno(), self._wake], [], [], left_s)
+            writable = [self._launcher.fileno()] if self._unsent else []
+            ready, _, _ = select.select([self._launcher.fileno(), self._wake], writable, [], left_s)
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
+            self._send()
             self._reap()
             if self._launcher.fileno() in ready and not self._obey():
                 break
-        self._kill_all()
+        if os.getpid() != 1:  # the first process of a namespace takes all others along
+            self._kill_all()
+        self._send(_GONE_S)
 
     def _obey(self) -> bool:
         """Carry out a message of the launcher; returns False if it is gone."""
@@ -89,7 +97,7 @@ class Agent:
             return False
         if not data:
             return False
-        message = json.loads(data)
+        message = read(data)
         if message["do"] == "start":
             self._start(message, descriptors)
         elif message["do"] == "signal":
@@ -116,14 +124,14 @@ class Agent:
         name = message["name"]
         try:
             process = self._fork(message) if self._body else self._execute(message, descriptors)
-        except OSError as error:
-            self._say({"is": "cannot", "name": name, "why": error.strerror or str(error)})
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            self._say({"is": "cannot", "name": name, "why": why})
             return
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._names[process] = name
-        self._say({"is": "started", "name": name, "process": process})
 
     def _execute(self, message: Message, descriptors: list[int]) -> int:
         """Run a command, with the two descriptors as standard output and error."""
@@ -135,7 +143,7 @@ class Agent:
                 os._exit(1)
 
         process = subprocess.Popen(
-            message["command"],
+            message.get("command") or self._command,
             env={**os.environ, **message["environment"]},
             stdin=subprocess.DEVNULL,
             stdout=descriptors[0],
@@ -150,7 +158,12 @@ class Agent:
         """Run the body in a fork that leads a session."""
         assert self._body is not None
         words, say = os.pipe()
-        process = os.fork()
+        try:
+            process = os.fork()
+        except OSError:
+            os.close(words)
+            os.close(say)
+            raise
         if process:
             os.close(say)
             os.set_blocking(words, False)
@@ -215,13 +228,36 @@ class Agent:
             with suppress(OSError, IndexError):  # it has ended
                 if entry.isdigit():
                     words = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                    if words[1] == parent and words[0] != "Z":
+                    if words[1] == parent:  # a zombie may have threads that live: only waitid knows
                         found.append(int(entry))
         return found
 
     def _say(self, message: Message) -> None:
-        with suppress(OSError):  # the launcher is gone: the next read shows it
-            self._launcher.send(json.dumps(message).encode())
+        self._unsent.append(packet(message))
+        self._send()
+
+    def _send(self, within_s: float = 0.0) -> None:
+        """Send what the launcher has room for, for which it waits so long."""
+        self._launcher.settimeout(within_s)
+        with suppress(BlockingIOError, TimeoutError):
+            while self._unsent:
+                try:
+                    self._launcher.send(self._unsent[0])
+                except ConnectionError:  # the launcher is gone: the next read shows it
+                    self._unsent.clear()
+                    return
+                self._unsent.popleft()
+
+
+def packet(message: Message) -> bytes:
+    """A message as it is sent: any text of an environment or a command comes out as it was."""
+    return json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
+def read(data: bytes) -> Message:
+    """The message of a packet."""
+    found: Message = json.loads(data.decode("utf-8", "surrogateescape"))
+    return found
 
 
 def _signal(process: int, number: int) -> None:
@@ -246,7 +282,7 @@ def main() -> None:
     """Be the agent of the launcher at the other end of the socket in the first argument."""
     launcher = socket.socket(fileno=int(sys.argv[1]))
     launcher.set_inheritable(False)
-    Agent(launcher).run()
+    Agent(launcher, command=sys.argv[2:]).run()
 
 
 if __name__ == "__main__":

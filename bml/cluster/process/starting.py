@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from bml.cluster.process import agent
-from bml.cluster.process.agent import MOST_NBYTES
+from bml.cluster.process.agent import MOST_NBYTES, packet, read
 from bml.errors import FabricError
 from bml.io.forks import close_on_fork, close_whole, no_fork
 
@@ -19,6 +18,8 @@ SOCKET = "SOCKET"
 """Stands for the descriptor of the socket in the arguments of a process, where it comes first in them."""
 
 
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
+"""The errors of a socket whose other end is gone, or that is closed."""
 _ENDS_S = 10.0
 """How long a helper may take to end once it is asked to, in seconds."""
 
@@ -72,14 +73,17 @@ class Helper:
 
         Raises FabricError for a message that is too long, as with an environment of 128 KiB.
         """
-        packet = json.dumps(message).encode()
-        if len(packet) > MOST_NBYTES:
+        data = packet(dict(message))
+        if len(data) > MOST_NBYTES:
             raise FabricError(
-                f"a process cannot be started: its command and environment take {len(packet)} bytes, "
-                f"{MOST_NBYTES} are possible; unset some variables"
+                f"a process cannot be started: its command and environment take {len(data)} bytes, "
+                f"{MOST_NBYTES} are possible"
             )
-        with suppress(OSError):
-            socket.send_fds(self.sock, [packet], list(descriptors))
+        try:
+            socket.send_fds(self.sock, [data], list(descriptors))
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise FabricError(f"a process cannot be started: {error.strerror}") from error
 
     def receive(self) -> dict[str, Any] | None:
         """Return the next message, for which it waits; None if the process is gone."""
@@ -87,8 +91,7 @@ class Helper:
             data = self.sock.recv(MOST_NBYTES)
         except ConnectionError:
             return None
-        found: dict[str, Any] | None = json.loads(data) if data else None
-        return found
+        return read(data) if data else None
 
     def hang_up(self) -> None:
         """Close the socket, which ends the process, and wait until it has ended. Idempotent."""
@@ -105,9 +108,9 @@ class Helper:
         self._process.wait()
 
 
-def start_agent(environment: Mapping[str, str]) -> Helper:
-    """Start the parent of processes that are to have this environment, and more.
+def start_agent(environment: Mapping[str, str], command: Sequence[str] = ()) -> Helper:
+    """Start the parent of processes that are to have this environment, and more, and run this command.
 
     It is isolated from PYTHONPATH and the like; what it starts inherits these as they are.
     """
-    return Helper(["-I", agent.__file__, SOCKET], (), environment)
+    return Helper(["-I", agent.__file__, SOCKET, *command], (), environment)

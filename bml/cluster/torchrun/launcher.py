@@ -104,7 +104,7 @@ class _Launcher:
         self._store: Helper | None = self._start_store(listening)
         stack.callback(self._store.kill)
         self._met = False
-        self._agent = start_agent({**LONG_COPIES, **os.environ})
+        self._agent = start_agent({**LONG_COPIES, **os.environ}, request.command)
         stack.callback(self._agent.hang_up)
         stack.callback(self._close_pipes)
         for helper in (self._store, self._agent):
@@ -178,7 +178,7 @@ class _Launcher:
         pipes = [Pipe(rank, number, self._show) for number in (1, 2)]
         environment = self._layout.environment(rank, self._ranks.restarts(rank), self._threads) | self._secret
         self._agent.send(
-            {"do": "start", "name": rank, "command": [*self._request.command], "environment": environment},
+            {"do": "start", "name": rank, "environment": environment},
             [pipe.writes for pipe in pipes],
         )
         self._pipes[rank] = pipes

@@ -39,28 +39,25 @@ class Children:
 
     def check(self) -> None:
         """Raise RankError, with its last lines, if a process has ended."""
-        while (ended := self._ended(0.0)) is not None:
-            if ended:
-                raise RankError(f"{self.who} {ended}: {self._last_words()}")
+        if self._n_running and (ended := self._ended(0.0)):
+            raise RankError(f"{self.who} {ended}: {self._last_words()}")
 
     def close(self) -> None:
         """Wait until all processes have ended, and kill those that do not end. Idempotent."""
         deadline = time.monotonic() + _END_S
-        while self._n_running and self._ended(deadline - time.monotonic()) is not None:
+        while self._n_running and self._ended(deadline - time.monotonic()):
             pass
         self._n_running = 0
         self._agent.hang_up()
 
-    def _ended(self, within_s: float) -> str | None:
-        """Wait for news: how a process has ended, empty for other news, None if there are none in time."""
+    def _ended(self, within_s: float) -> str:
+        """Wait for the end of a process: how it ended, empty if none does in time."""
         if not wait([self._agent.sock], max(0.0, within_s)):
-            return None
+            return ""
         message = self._agent.receive()
         if message is None:
             self._n_running = 0
             return "was killed with all of its processes"
-        if message["is"] == "started":
-            return ""
         self._n_running -= 1
         if message["is"] == "cannot":
             return f"cannot start ({message['why']})"
