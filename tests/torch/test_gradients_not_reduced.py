@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: E402
 
 from bml.topology.errors import UsageError  # noqa: E402
 from bml.torch.process_group import ProcessGroup  # noqa: E402
-from bml.torch.recomputing.hook import recompute_hook  # noqa: E402
+from bml.torch.recomputing.hook import _hooks, recompute_hook  # noqa: E402
 
 N_RANKS, BAD_STEP = 2, 2
 FIRST_GRADIENTS = 5
@@ -122,7 +122,8 @@ def test_steps_that_use_what_is_reduced_or_is_nobody_elses_are_let_alone() -> No
 def test_a_hook_may_come_and_go_while_an_optimizer_steps() -> None:
     """As in another thread, or where the garbage collector runs then."""
 
-    def program(group: ProcessGroup) -> tuple[bool, float]:
+    def program(group: ProcessGroup) -> tuple[bool, float, int]:
+        known = len(_hooks)
         made = {0: recompute_hook(DistributedDataParallel(Net(), process_group=group), loss)}
         gone = weakref.ref(made[0])
         other = nn.Linear(2, 1)
@@ -141,9 +142,11 @@ def test_a_hook_may_come_and_go_while_an_optimizer_steps() -> None:
         finally:
             for handle in handles:
                 handle.remove()
-        return gone() is None, float((before - other.bias).detach())
+        made.clear()
+        gc.collect()
+        return gone() is None, float((before - other.bias).detach()), len(_hooks) - known
 
-    assert run_ranks(1, program) == [(True, pytest.approx(0.05))]
+    assert run_ranks(1, program) == [(True, pytest.approx(0.05), 0)]
 
 
 class Complex(nn.Module):

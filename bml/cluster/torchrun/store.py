@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
+from bml.cluster.process.agent import packet
 from bml.cluster.torchrun.nodes import BEAT_S, Heartbeats, NodeRecord, mismatch
 
 MOST_NBYTES = 1 << 16
@@ -74,7 +75,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
 
     def say(**message: Any) -> None:
-        launcher.send(json.dumps(message).encode())
+        launcher.send(packet(message))
 
     try:
         _hold(Wanted(**json.loads(sys.argv[2])), launcher, say)
