@@ -94,7 +94,6 @@ PURE = (
     "bml.cluster.fleets.shortage",
     "bml.cluster.fleets.spare_places",
     "bml.cluster.formation.point_to_point",
-    "bml.cluster.formation.standby",
     "bml.cluster.launcher.growing",
     "bml.cluster.launcher.restarts",
     "bml.cluster.ray.watching.absence",

@@ -20,11 +20,11 @@ from bml.cluster.formation.monitor import Monitor
 from bml.cluster.formation.point_to_point import ANY
 from bml.cluster.formation.secret import Secret
 from bml.cluster.formation.settings import Host, Settings, job_of, nics_of
-from bml.cluster.formation.standby import Standby
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import Contact, JobSpec
 from bml.errors import StartError, UsageError
 from bml.io.interruptible import refuse_green_threads
+from bml.protocol.coordinator.election import CoordinatorElection
 from bml.protocol.step.workspace import Array
 
 Outcome = Literal["done", "crashed"]
@@ -192,8 +192,8 @@ def form(store: Store, rank: int, size: int, settings: Settings | None = None) -
     incarnation = entries.next_incarnation() if joins else None
     hosts = entries.hosts()
     machines = [host.identity for host in hosts]
-    standby = Standby(rank, size, spec.timeouts(), time.monotonic(), joins, machines)
-    monitor = Monitor(spec, standby, partial(_own_entries, store, size) if spec.rejoin else _no_entries)
+    election = CoordinatorElection(rank, size, spec.timeouts(), time.monotonic(), joins, machines)
+    monitor = Monitor(spec, election, partial(_own_entries, store, size) if spec.rejoin else _no_entries)
     parts = Parts(monitor, Exchange(rank, size))
     if not joins and rank < _SPARES:
         monitor.prepare()

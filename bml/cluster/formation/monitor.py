@@ -1,4 +1,4 @@
-"""A rank's thread that looks after the coordinator of its group; standby.py decides, this carries out."""
+"""A rank's thread that looks after the coordinator of its group, as `CoordinatorElection` decides."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from bml.cluster.formation import spare
 from bml.cluster.formation.entries import Entries
-from bml.cluster.formation.standby import Order, Prepare, Seen, Standby, Start
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import JobSpec
 from bml.io.interruptible import Event
+from bml.protocol.coordinator.election import CoordinatorElection, Order, Prepare, Start
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,23 +26,22 @@ _LAST_WORDS_S = 3.0
 
 
 class Monitor:
-    """Prepares processes for the coordinator of one group, and starts coordinators in them; see `Standby`.
+    """Prepares processes for the coordinator of one group, and starts coordinators in them.
 
     `look` is the callback of the server for news of its line; `open_entries` returns the entries of the group
     in its store, for a thread of its own, or None if joiners are not let in.
     """
 
-    def __init__(self, spec: JobSpec, standby: Standby, open_entries: Callable[[], Entries | None]):
+    def __init__(
+        self, spec: JobSpec, election: CoordinatorElection, open_entries: Callable[[], Entries | None]
+    ):
         self._spec = spec
         self._group = spec.job
-        self._standby = standby
+        self._election = election
         self._open_entries = open_entries
         self._events: queue.SimpleQueue[spare.Event] = queue.SimpleQueue()
         self._news = Event()
         self._spare: spare.SpareProcess | None = None
-        self._was_ready = False
-        self._running = 0
-        """The term of this rank's coordinator while it runs; 0: none runs."""
         self._watch: JoinWatch | None = None
         self._closing_at: float | None = None
         self._thread: threading.Thread | None = None
@@ -68,7 +67,7 @@ class Monitor:
     @property
     def leads(self) -> bool:
         """Whether this rank runs the coordinator, as far as it knows."""
-        return self._standby.leads and self._running > 0
+        return self._election.leads
 
     def close(self, waits: bool) -> None:
         """End the thread and, with the last group, the process; the server must not run any more.
@@ -96,18 +95,17 @@ class Monitor:
             due = now + _LAST_WORDS_S
             if not server.is_over:
                 self._look(server, now)
-                due = self._standby.next_deadline(now)
+                due = self._election.next_deadline(now)
             if self._closing_at is not None:
                 due = min(due, self._closing_at)
             self._news.wait(max(0.0, due - time.monotonic()))
 
     def _is_over(self, now: float) -> bool:
-        return self._closing_at is not None and (not self._running or now >= self._closing_at)
+        return self._closing_at is not None and (not self._election.own_term or now >= self._closing_at)
 
     def _look(self, server: Server, now: float) -> None:
-        term, is_open, n_told, members, suspected, _, _ = server.membership()
-        self._standby.saw(Seen(term, is_open, n_told, members, suspected), now)
-        while (order := self._standby.look(now)) is not None:
+        self._election.saw(server.membership().seen, now)
+        while (order := self._election.look(now)) is not None:
             self._carry_out(order, server)
         if not self.leads and self._watch is not None:
             self._watch.close()
@@ -119,24 +117,18 @@ class Monitor:
         while not self._events.empty():
             match self._events.get():
                 case ("ready",):
-                    self._was_ready = True
-                    self._standby.ready()
-                case ("ended", term) if term == self._running:
-                    self._running = 0
-                    self._standby.ended(now)
+                    self._election.ready()
+                case ("ended", term):
+                    self._election.ended(term, now)
                 case ("lost",):
                     self._lost(now)
 
     def _lost(self, now: float) -> None:
         _LOG.info("the process for coordinators of group %s is gone", self._group)
-        was_ready, self._was_ready, self._running = self._was_ready, False, 0
         lost, self._spare = self._spare, None
         if lost is not None:
             spare.release(self._group, lost)
-        if was_ready:
-            self._standby.lost_process(now)
-        else:
-            self._standby.not_prepared(now)
+        self._election.lost(now)
 
     def _carry_out(self, order: Order, server: Server | None) -> None:
         match order:
@@ -145,12 +137,11 @@ class Monitor:
                     self._spare = spare.of_this_process(self._group, self._heard)
                 except (OSError, RuntimeError) as error:  # no thread can start at the end of a process
                     _LOG.warning("no process for coordinators could be started: %s", error)
-                    self._standby.not_prepared(time.monotonic())
+                    self._election.lost(time.monotonic())
             case Start(term):
                 assert self._spare is not None
                 assert server is not None
                 found = server.membership()
-                self._running = term
                 if self._watch is not None:  # another coordinator must be told of all joiners
                     self._watch.close()
                     self._watch = None

@@ -23,6 +23,7 @@ from bml.cluster.server.status import Membership, answer, link_stats, transport_
 from bml.cluster.spec.job import Contacts, JobSpec, Request
 from bml.cluster.spec.trace import ServerTrace
 from bml.faults import Fault
+from bml.protocol.coordinator.election import Seen
 from bml.protocol.server import events as ev
 from bml.protocol.server.transfer import SegmentedBytes
 from bml.protocol.step.workspace import Array, Padded, vector_of
@@ -323,16 +324,12 @@ class Server:
         """Return what this server knows of its coordinator and of the others; any thread may ask."""
         shell = self._shell
         with shell.poller.guard:
-            view, peers = shell.core.view, shell.peers
-            return Membership(
-                shell.core.coordinator_term,
-                shell.line.is_open,
-                shell.n_told,
-                None if view is None else view.members,
-                frozenset(each.peer for each in shell.core.suspicions if each.peer != self.server),
-                dict(peers.contacts),
-                dict(peers.incarnations),
+            core, view = shell.core, shell.core.view
+            members = None if view is None else view.members
+            seen = Seen(
+                core.coordinator_term, shell.line.is_open, shell.n_told, members, core.suspected_peers
             )
+            return Membership(seen, dict(shell.peers.contacts), dict(shell.peers.incarnations))
 
     @property
     def is_over(self) -> bool:

@@ -13,6 +13,7 @@ from bml.cluster.server.figures import figures
 from bml.cluster.server.shell import ServerShell
 from bml.cluster.spec.job import Contact, Request
 from bml.predict.step_time import Foretold
+from bml.protocol.coordinator.election import Seen
 from bml.protocol.server.core import ServerCore
 from bml.protocol.step.spans import size
 from bml.protocol.wire.messages import slow_nics
@@ -35,16 +36,10 @@ _COUNTERS = (
 class Membership(NamedTuple):
     """What a server knows of its coordinator and of the other servers.
 
-    `term`: of the newest coordinator that it heard, -1 before any; `line_is_open`: whether one is connected;
-    `n_told`: how many messages of coordinators have come. `members`: those of the view, None before there is
-    one. `suspected`: the servers that do not answer it.
+    `seen`: what counts for the election of a coordinator.
     """
 
-    term: int
-    line_is_open: bool
-    n_told: int
-    members: tuple[int, ...] | None
-    suspected: frozenset[int]
+    seen: Seen
     contacts: dict[int, Contact]
     incarnations: dict[int, int]
 

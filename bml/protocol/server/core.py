@@ -161,6 +161,11 @@ class ServerCore:
         """The links that this server suspects."""
         return self._watch.suspicions
 
+    @property
+    def suspected_peers(self) -> frozenset[int]:
+        """The servers at the other ends of these links."""
+        return frozenset(each.peer for each in self.suspicions if each.peer != self.server)
+
     def waits_for(self) -> str:
         """A text for users: what this server waits for."""
         if self._member.stopped:

@@ -5,7 +5,7 @@ import random
 import pytest
 from sampled import first
 
-from bml.cluster.formation.standby import Prepare, Seen, Standby, Start
+from bml.protocol.coordinator.election import CoordinatorElection, Prepare, Seen, Start
 from bml.protocol.timeouts import Timeouts
 
 TIMEOUTS = Timeouts.of(0.5)
@@ -16,29 +16,31 @@ def seen(term: int = -1, is_open: bool = False, n: int = 0, members=None, suspec
     return Seen(term, is_open, n, members, frozenset(suspected))
 
 
-def one(rank: int, now: float = 0.0, *, joins: bool = False) -> Standby:
+def one(rank: int, now: float = 0.0, *, joins: bool = False) -> CoordinatorElection:
     """A rank with a process that is ready."""
-    standby = Standby(rank, 4, TIMEOUTS, now, joins)
-    standby.saw(seen(), now)
-    standby.look(now)
-    standby.ready()
-    return standby
+    election = CoordinatorElection(rank, 4, TIMEOUTS, now, joins)
+    election.saw(seen(), now)
+    election.look(now)
+    election.ready()
+    return election
 
 
-def attended(rank: int, term: int = 1) -> Standby:
-    standby = one(rank)
-    standby.saw(seen(term, True, 1, ALL), 1.0)
-    standby.look(1.0)
-    standby.ready()
-    return standby
+def attended(rank: int, term: int = 1) -> CoordinatorElection:
+    election = one(rank)
+    election.saw(seen(term, True, 1, ALL), 1.0)
+    election.look(1.0)
+    election.ready()
+    return election
 
 
-def first_start(standby: Standby, state: Seen, start_s: float, stop_s: float) -> tuple[float, int] | None:
+def first_start(
+    election: CoordinatorElection, state: Seen, start_s: float, stop_s: float
+) -> tuple[float, int] | None:
     """The time and term of its first coordinator, if it looks every 10 ms."""
     for tick in range(int(start_s * 100), int(stop_s * 100)):
         now = tick / 100
-        standby.saw(state, now)
-        order = standby.look(now)
+        election.saw(state, now)
+        order = election.look(now)
         if isinstance(order, Start):
             return now, order.term
     return None
@@ -54,12 +56,12 @@ def test_rank_0_starts_at_once_and_the_others_wait_for_it() -> None:
     ("machines", "spares"), [("", {0, 1, 2}), ("aaaa", {0, 1, 2}), ("aabb", {0, 1, 2}), ("aaab", {0, 1, 3})]
 )
 def test_two_lowest_ranks_and_one_elsewhere_have_a_process_ready(machines: str, spares: set[int]) -> None:
-    standbys = [Standby(rank, 4, TIMEOUTS, 0.0, machines=machines) for rank in range(4)]
+    elections = [CoordinatorElection(rank, 4, TIMEOUTS, 0.0, machines=machines) for rank in range(4)]
 
     def prepare(now: float, state: Seen) -> set[int]:
-        for standby in standbys:
-            standby.saw(state, now)
-        return {rank for rank, standby in enumerate(standbys) if standby.look(now) == Prepare()}
+        for election in elections:
+            election.saw(state, now)
+        return {rank for rank, election in enumerate(elections) if election.look(now) == Prepare()}
 
     assert prepare(0.0, seen()) == {0, 1}
     assert prepare(0.1, seen(1, True, 1, ALL)) == spares - {0, 1}
@@ -80,15 +82,15 @@ def test_a_lost_line_starts_the_turns(rank: int, suspected: set[int], after_s: f
 
 
 def test_another_coordinator_ends_the_turns() -> None:
-    standby = attended(2)
-    standby.saw(seen(1, False, 1, ALL, {0}), 2.0)
-    standby.saw(seen(2, True, 2, ALL, {0}), 2.1)  # that of rank 1
-    assert first_start(standby, seen(2, True, 2, ALL, {0}), 2.1, 20.0) is None
+    election = attended(2)
+    election.saw(seen(1, False, 1, ALL, {0}), 2.0)
+    election.saw(seen(2, True, 2, ALL, {0}), 2.1)  # that of rank 1
+    assert first_start(election, seen(2, True, 2, ALL, {0}), 2.1, 20.0) is None
 
 
 def test_a_coordinator_is_silent_whose_rank_is_suspected() -> None:
-    standby = attended(1)
-    start = first_start(standby, seen(1, True, 7, ALL, {0}), 2.0, 9.0)
+    election = attended(1)
+    start = first_start(election, seen(1, True, 7, ALL, {0}), 2.0, 9.0)
     assert start == (pytest.approx(2.0 + TIMEOUTS.answer_s + TIMEOUTS.heartbeat_s, abs=0.03), 2)
 
 
@@ -98,53 +100,53 @@ def test_a_coordinator_may_be_silent_while_its_rank_is_heard(suspected: set[int]
 
 
 def test_a_message_shows_that_the_coordinator_lives() -> None:
-    standby = attended(1)
+    election = attended(1)
     for n in range(100):
-        standby.saw(seen(1, True, n, ALL, {0}), 2.0 + n * 0.5)
-        assert standby.look(2.0 + n * 0.5) is None
+        election.saw(seen(1, True, n, ALL, {0}), 2.0 + n * 0.5)
+        assert election.look(2.0 + n * 0.5) is None
 
 
 @pytest.mark.parametrize("members", [None, (0, 1, 3)])
 def test_a_rank_outside_of_the_view_starts_none(members: tuple[int, ...] | None) -> None:
-    standby = Standby(2, 4, TIMEOUTS, 0.0, joins=True)
-    standby.ready()
-    assert first_start(standby, seen(1, False, 1, members), 0.0, 100.0) is None
+    election = CoordinatorElection(2, 4, TIMEOUTS, 0.0, joins=True)
+    election.ready()
+    assert first_start(election, seen(1, False, 1, members), 0.0, 100.0) is None
 
 
 def test_a_lost_process_is_prepared_again() -> None:
-    standby = attended(0)
-    standby.lost_process(3.0)
-    standby.saw(seen(1, False, 1, ALL), 3.0)
-    assert standby.look(3.0) == Prepare()
-    assert standby.look(9.0) is None  # nothing can be started in it yet
-    standby.ready()
-    assert standby.look(9.0) == Start(5)
-    assert standby.leads
+    election = attended(0)
+    election.lost(3.0)
+    election.saw(seen(1, False, 1, ALL), 3.0)
+    assert election.look(3.0) == Prepare()
+    assert election.look(9.0) is None  # nothing can be started in it yet
+    election.ready()
+    assert election.look(9.0) == Start(5)
+    assert election.leads
 
 
 def test_a_process_that_does_not_start_is_not_tried_all_the_time() -> None:
-    standby = Standby(0, 4, TIMEOUTS, 0.0)
+    election = CoordinatorElection(0, 4, TIMEOUTS, 0.0)
     n_tries = 0
     for tick in range(500):
-        standby.saw(seen(), tick / 100)
-        if standby.look(tick / 100) == Prepare():
+        election.saw(seen(), tick / 100)
+        if election.look(tick / 100) == Prepare():
             n_tries += 1
-            standby.not_prepared(tick / 100)
+            election.lost(tick / 100)
     assert n_tries == 5
 
 
 def test_a_coordinator_that_never_calls_is_replaced() -> None:
-    standby = one(0)
-    assert standby.look(0.0) == Start(1)
-    start = first_start(standby, seen(), 0.0, 20.0)
+    election = one(0)
+    assert election.look(0.0) == Start(1)
+    start = first_start(election, seen(), 0.0, 20.0)
     assert start == (pytest.approx(5.0, abs=0.2), 5)
 
 
 @pytest.mark.parametrize("rank", range(4))
 def test_terms_grow_and_name_their_rank(rank: int) -> None:
     for highest in range(40):
-        standby = attended(rank, highest)
-        start = first_start(standby, seen(highest, False, 1, ALL), 2.0, 9.0)
+        election = attended(rank, highest)
+        start = first_start(election, seen(highest, False, 1, ALL), 2.0, 9.0)
         assert start is not None
         assert highest < start[1] <= highest + 4
         assert (start[1] - 1) % 4 == rank
@@ -157,7 +159,7 @@ class Group:
 
     def __init__(self, rng: random.Random, size: int):
         self.rng, self.size = rng, size
-        self.ranks = {rank: Standby(rank, size, TIMEOUTS, 0.0) for rank in range(size)}
+        self.ranks = {rank: CoordinatorElection(rank, size, TIMEOUTS, 0.0) for rank in range(size)}
         self.prepared: dict[int, float] = {}
         self.started: list[tuple[float, int]] = []
         self.dead_terms: set[int] = set()
@@ -173,15 +175,15 @@ class Group:
     def step(self, now: float) -> None:
         term = self.running(now)
         dead = frozenset(range(self.size)) - self.ranks.keys()
-        for rank, standby in self.ranks.items():
+        for rank, election in self.ranks.items():
             if self.prepared.get(rank, now + 1) <= now:
                 del self.prepared[rank]
-                standby.ready()
+                election.ready()
             self.heard[rank] = max(self.heard[rank], term)
             # A rank may notice deaths a little later than others.
             noticed = frozenset(each for each in dead if self.rng.random() < 0.9)
-            standby.saw(Seen(self.heard[rank], term > 0, 0, tuple(range(self.size)), noticed), now)
-            while (order := standby.look(now)) is not None:
+            election.saw(Seen(self.heard[rank], term > 0, 0, tuple(range(self.size)), noticed), now)
+            while (order := election.look(now)) is not None:
                 if isinstance(order, Start):
                     self.started.append((now, order.term))
                 else:
@@ -196,7 +198,7 @@ class Group:
             del self.ranks[rank]
             self.prepared.pop(rank, None)
         else:
-            self.ranks[rank].lost_process(now)
+            self.ranks[rank].lost(now)
 
 
 @pytest.mark.few(7)

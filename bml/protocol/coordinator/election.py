@@ -1,6 +1,6 @@
-"""The decision of a rank to run the coordinator, and under which term. Pure.
+"""The election of a coordinator by the ranks of a group: each decides for itself whether to run it. Pure.
 
-Every rank decides for itself. State table, as a rank sees the coordinator of its group:
+State table, as a rank sees the coordinator of its group:
 
     state     event                                              becomes   and
     --------  -------------------------------------------------  --------  ------------------------------
@@ -11,6 +11,7 @@ Every rank decides for itself. State table, as a rank sees the coordinator of it
               coordinator says nothing for `answer_s`
     leading   the line to this coordinator is open               attended
     leading   it has ended, or has no line within `starts_s`     without   the turns begin
+    any       its process is gone, or did not start              without   with a coordinator of its own
     any       this rank is a spare                               same      Prepare a process, if it has none
 
 **Turns.** The ranks take turns in the order of their numbers, `slot_s` seconds apart; those that are
@@ -67,8 +68,8 @@ class Start(NamedTuple):
 Order = Prepare | Start
 
 
-class Standby:
-    """See the module's text; of `rank` in a group of `size`. Times are in seconds on one clock.
+class CoordinatorElection:
+    """See the module's text; as `rank` sees it in a group of `size`. Times are in seconds on one clock.
 
     `joins`: this rank joins a group that has a coordinator already. `machines`: the machine of each rank;
     without names they share one.
@@ -101,6 +102,11 @@ class Standby:
         self._seen = Seen(-1, False, 0, None, frozenset())
 
     @property
+    def own_term(self) -> int:
+        """The term of this rank's coordinator while it runs; 0: none runs."""
+        return self._own_term
+
+    @property
     def leads(self) -> bool:
         """Whether the newest coordinator of which this rank knows is its own."""
         return self._own_term > 0 and self._own_term == self._term
@@ -109,17 +115,15 @@ class Standby:
         """The process that was to be prepared can take a coordinator."""
         self._ready = True
 
-    def lost_process(self, now: float) -> None:
-        """The process is gone, with the coordinator if one ran in it."""
-        self._ready, self._prepare_at = False, now
-        self.ended(now)
+    def lost(self, now: float) -> None:
+        """The process is gone, with the coordinator if one ran in it, or it did not start: tried later then."""
+        self._ready, self._prepare_at = False, now if self._ready else now + _RETRY_S
+        self.ended(self._own_term, now)
 
-    def not_prepared(self, now: float) -> None:
-        """The process did not start: it is tried again, a little later."""
-        self._ready, self._prepare_at = False, now + _RETRY_S
-
-    def ended(self, now: float) -> None:
-        """The coordinator of this rank has ended, or was deposed."""
+    def ended(self, term: int, now: float) -> None:
+        """This rank's coordinator of this term has ended, or was deposed."""
+        if term != self._own_term:
+            return
         if self._state == "leading":
             self._become_without(now)
         self._own_term = 0
