@@ -116,7 +116,7 @@ class CoordinatorElection:
         self._ready = True
 
     def lost(self, now: float) -> None:
-        """The process is gone, with the coordinator if one ran in it, or it did not start: tried later then."""
+        """The process is gone, and a coordinator in it; or it did not start, and is tried a little later."""
         self._ready, self._prepare_at = False, now if self._ready else now + _RETRY_S
         self.ended(self._own_term, now)
 
