@@ -17,6 +17,7 @@ from bml.sim.mishaps.chaos import (
     draw,
     draw_absent,
     draw_busy,
+    draw_elections,
     draw_joins,
     draw_late_views,
     draw_paths,
@@ -45,6 +46,8 @@ DETECT_S = 0.5
 JOINS_EVERY = 4
 #: In one of so many of the others it is coordinators and their launcher that fail.
 SUCCESSIONS_EVERY = 5
+#: In one of so many seeds no launcher but the ranks start coordinators.
+ELECTS_EVERY = 7
 #: Every so many seeds a training function raises, returns early, or computes without end, beside all else.
 ENDINGS_EVERY = 5
 #: Every so many seeds, training functions hold the interpreter's lock, beside all else.
@@ -99,6 +102,8 @@ class Scenario(Settings):
             scenario = scenario._with_successions()
         elif seed % BUSY_EVERY == 1:
             return scenario._on_a_busy_host()
+        if seed % ELECTS_EVERY == 4 and not scenario.absent:
+            scenario = scenario._with_elections()
         if seed % PATHS_EVERY == 1:
             scenario = scenario._with_paths()
         if seed % HELD_EVERY == 4:
@@ -172,6 +177,13 @@ class Scenario(Settings):
         reaches = chance.random() < 0.7
         return replace(self, reaches=reaches, mishaps=draw_successions(chance, parse(self.fabric), DETECT_S))
 
+    def _with_elections(self) -> Scenario:
+        """Instead: a run without a launcher, in which the ranks beside coordinators fail."""
+        chance = random.Random(f"elections {self.seed}")
+        found = draw_elections(chance, parse(self.fabric), DETECT_S)
+        beside = [each for each in self.mishaps if not each.kind.startswith(("launcher", "clock"))]
+        return replace(self, elects=True, mishaps=(*(beside if chance.random() < 0.4 else ()), *found))
+
     def _with_paths(self) -> Scenario:
         """The same, and paths on which some traffic passes and some does not."""
         chance = random.Random(f"paths {self.seed}")
@@ -232,6 +244,7 @@ class Scenario(Settings):
         what += f", at least {self.min_servers} servers" if self.min_servers else ""
         what += f", on a busy host ({self.load_s:g} s)" if self.load_s else ""
         what += f", NICs carry {self.rate_nbytes_s / 1e3:g} kB/s" if self.rate_nbytes_s else ""
+        what += ", ranks elect the coordinator" if self.elects else ""
         what += "" if self.reaches else ", no coordinator can be killed"
         mishaps = "; ".join([*(f"server {each} absent" for each in self.absent), *map(str, self.mishaps)])
         mishaps = mishaps or "no mishap"

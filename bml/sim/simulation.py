@@ -45,6 +45,9 @@ _MOST_EVENTS = 100_000
 _USUAL_SERVERS = 9
 """More servers have so many times as many events."""
 
+_OF_LEADER = "leader-"
+"""A mishap with this before its name befalls the rank beside which the coordinator runs."""
+
 _DEFAULTS = Settings()
 
 
@@ -71,6 +74,8 @@ class Simulation:
         self.promises = Promises(self.history, self._reachable, self._slowed)
         self.endings = Endings()
         self.finished: coord.Finished | None = None
+        """The end that the coordinator with the highest term has made."""
+        self._finished_term = 0
         self.gave_up = ""
         """Why the launcher ended the job, if it could not get a coordinator."""
         self._load = Load(self.network, settings.load_s, seed)
@@ -118,12 +123,19 @@ class Simulation:
         """Apply a mishap now."""
         if all(machine.over for machine in self.machines.values()):
             return
+        if mishap.kind.startswith(_OF_LEADER):
+            leader = self.coordinators.leader
+            of = self.first[0] if leader is None else leader
+            mishap = replace(mishap, kind=mishap.kind.removeprefix(_OF_LEADER), target=(of,))
         self.point("fault", f"*** {mishap}")
         self._troubles.note(mishap, self.network.now)
         target = mishap.target
         match mishap.kind:
             case "crash":
                 self._crash(target[0])
+            case "machine-freeze":
+                self.coordinators.freeze_beside(target[0], mishap.for_s)
+                self._freeze(target[0], mishap.for_s, "freeze")
             case "freeze" | "gil" as kind:
                 self._freeze(target[0], mishap.for_s, kind)
             case "silent" | "deaf" | "mute":
@@ -166,7 +178,7 @@ class Simulation:
                 machine.process.run(machine.leave)
             case "coordinator-crash" | "coordinator-freeze" | "coordinator-fails" as kind:
                 self.coordinators.apply_mishap(kind, mishap.for_s, *target)
-            case "launcher-freeze" | "launcher-deaf" | "clock-step" as kind:
+            case "launcher-freeze" | "launcher-deaf" | "clock-step" | "store-stall" | "spare-crash" as kind:
                 self.coordinators.apply_mishap(kind, mishap.for_s, *target)
             case kind:
                 raise InvariantError(f"there is no mishap {kind}")
@@ -207,11 +219,11 @@ class Simulation:
             for step, by in self.history.commits.items()
         }
         self._start(machine)
-        self.coordinators.joined(server)
 
     def _start(self, machine: Machine) -> None:
         self._load.add(machine.process)
         machine.start()
+        self.coordinators.came(machine.server)
 
     def _freeze(self, server: int, for_s: float, kind: str) -> None:
         machine = self.machines[server]
@@ -220,7 +232,7 @@ class Simulation:
                 machine.stand_in()
             if kind == "freeze" or for_s > machine.awaited_s:
                 self.affected.servers.add(server)
-            machine.process.freeze()
+            machine.process.freeze(for_good=for_s == FOREVER)
             self._later(for_s, machine.process.thaw, f"server {server} thaws")
 
     def _block(self, kind: str, nics: list[Key], for_s: float) -> None:
@@ -292,6 +304,8 @@ class Simulation:
         """
         slow_s = _WAYS * self.settings.delays.longest_s * self.settings.steps
         deadline_s = max(deadline_s, self._deadline_s, slow_s)
+        if self.settings.elects:
+            deadline_s += self.timeouts.orphan_s  # one that was started again as the others ended
         if self._headless:
             servers = self.fabric.servers
             hops = max(len(self.fabric.route(a, b)) for a in servers for b in servers)
@@ -303,13 +317,13 @@ class Simulation:
         most_events *= max(1.0, self.fabric.n_servers / _USUAL_SERVERS)
         if not self.network.run(self._all_over, deadline_s, most_events):
             waits = [f"server {server}: {each.waits_for()}" for server, each in self.machines.items()]
-            waits.append(f"coordinator: {self.coordinators.newest.core.state}")
+            waits += [f"coordinator {each.term}: {each.text}" for each in self.coordinators.started]
             raise PromiseBroken(4, "\n".join(["the run did not end", *waits]))
         self._check_end()
         return self.history
 
     def _all_over(self) -> bool:
-        return all(machine.over or not machine.process.alive for machine in self.machines.values())
+        return all(machine.over or machine.process.stopped for machine in self.machines.values())
 
     def _check_end(self) -> None:
         done = [server for server, machine in self.machines.items() if machine.done]
@@ -378,6 +392,10 @@ class Simulation:
             self.point("fault", f"*** an operator {what}")
             self._crash(server)
 
+    def left(self, server: int, is_done: bool) -> None:
+        """See `World`."""
+        self.coordinators.left(server, is_done)
+
     def tell(self, server: int, message: msg.ToCoordinator) -> None:
         """A server's message to its coordinator."""
         self.coordinators.tell(server, message)
@@ -394,7 +412,8 @@ class Simulation:
         if finished.deposed_by:
             self.point("deposed", f"coordinator {coordinator.term} learns that it is not the coordinator")
             coordinator.end()
-        elif coordinator is self.coordinators.newest:
+        elif coordinator.term >= self._finished_term:
+            self._finished_term = coordinator.term
             how = finished.abort.text if finished.abort else "all are done"
             self.point("finished", f"coordinator {coordinator.term} ends the job: {how}")
-            self.finished = self.finished or finished
+            self.finished = finished

@@ -109,7 +109,7 @@ TO_COORDINATOR = (
     msg.Suspect(1, 0, 0, "silence", 0.5, "x"), msg.Healthy(1, 0, 0), msg.Relapsed(1, 0, 0),
     msg.Interrupted(1, 0, 0), msg.Held(1, 0, 0), msg.CanSendState(1),
     msg.CaughtUp(1, 2), msg.NeedsState(1, 2),
-    msg.Leaves(1, "x"), msg.Progress(1, 9), msg.Ended(1, "done", "", 9),
+    msg.Leaves(1, "x"), msg.Progress(1, 9), msg.Ask(1), msg.Ended(1, "done", "", 9),
     msg.Inject("join:2"), msg.Measured(1, 2, ((0, 0, 90_000, 400_000), (3, 1, 70_000, 1))),
 )  # fmt: skip
 

@@ -47,6 +47,7 @@ ALL: list[msg.Message] = [
     msg.NeedsState(2, 7),
     msg.Leaves(2, "it was asked to"),
     msg.Progress(2, 99),
+    msg.Ask(2),
     msg.Ended(2, "done", "", 7),
     msg.Returned(1, 2, 7),
     msg.Noted(1),

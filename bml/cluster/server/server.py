@@ -327,7 +327,12 @@ class Server:
             core, view = shell.core, shell.core.view
             members = None if view is None else view.members
             seen = Seen(
-                core.coordinator_term, shell.line.is_open, shell.n_told, members, core.suspected_peers
+                core.coordinator_term,
+                shell.line.is_open,
+                shell.n_told,
+                members,
+                core.suspected_peers,
+                core.unanswered,
             )
             return Membership(seen, dict(shell.peers.contacts), dict(shell.peers.incarnations))
 

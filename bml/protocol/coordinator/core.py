@@ -117,6 +117,8 @@ class Coordinator:
                 return self._gone(server, why, now)
             case Unreached(server, why, for_s):
                 return self._unreached(server, why, for_s, now)
+            case From(server, msg.Ask()):
+                return [Post(server, msg.Noted(self.term))]
             case From(server, msg.Status() | msg.Deposed() as message):
                 return self._message(server, message, now)
             case From(server, message) if server in self._early:
@@ -348,7 +350,7 @@ class Coordinator:
                     return [*answer, *self._not_let_in(server, now)]
                 noted = self._noted(server, outcome, step)
                 return [*answer, *noted, *self._ended(server, outcome, error, now)]
-            case msg.Inject() | msg.Held():
+            case msg.Inject() | msg.Held() | msg.Ask():
                 return []  # for the shell alone, or of a server that is out
 
     def _leaves(self, server: int, why: str, now: float) -> list[Instruction]:

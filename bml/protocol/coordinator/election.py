@@ -9,6 +9,7 @@ State table, as a rank sees the coordinator of its group:
     attended  the line is lost                                   without   the turns begin
     attended  the rank of the coordinator is suspected, and the  without   the turns begin
               coordinator says nothing for `answer_s`
+    attended  too many questions to it are not answered          without   the turns begin
     leading   the line to this coordinator is open               attended
     leading   it has ended, or has no line within `starts_s`     without   the turns begin
     any       its process is gone, or did not start              without   with a coordinator of its own
@@ -38,6 +39,11 @@ _SPARES = 2
 _FIRST_SLOT_S = 5.0
 _RETRY_S = 1.0
 _STARTS_S = 5.0
+_UNANSWERED, _MOST_UNANSWERED = 2, 16
+"""So many questions may stay unanswered: after each coordinator that gave no answer twice as many, up to the
+second number."""
+_IMPATIENT_AFTER = 40
+"""After so many times `answer_s` it is as few as before again."""
 
 
 class Seen(NamedTuple):
@@ -45,7 +51,8 @@ class Seen(NamedTuple):
 
     `term`: the highest known one, -1 before any. `is_open`: whether the line to a coordinator is open;
     `n_messages`: how many have come over it. `members`: the ranks of the view; None before there is one.
-    `suspected`: the ranks that do not answer this one.
+    `suspected`: the ranks that do not answer this one. `unanswered`: how many questions to the coordinator
+    this rank, which needs it, has asked since it was heard last.
     """
 
     term: int
@@ -53,6 +60,7 @@ class Seen(NamedTuple):
     n_messages: int
     members: tuple[int, ...] | None
     suspected: frozenset[int]
+    unanswered: int = 0
 
 
 class Prepare(NamedTuple):
@@ -97,6 +105,9 @@ class CoordinatorElection:
         self._prepare_at = now
         self._silent: tuple[int, float] | None = None
         """How many messages had come when the coordinator's rank was first suspected, and when that was."""
+        self._most_unanswered = _UNANSWERED
+        self._impatient_at = now
+        """From then on the fewest unanswered questions are enough again."""
         self._given_up = -1
         """How many messages had come when the coordinator at the open line was given up."""
         self._seen = Seen(-1, False, 0, None, frozenset())
@@ -137,7 +148,7 @@ class CoordinatorElection:
                 self._state = "attended"
         elif not seen.is_open:
             self._become_without(now)
-        elif self._falls_silent(seen, now):
+        elif self._falls_silent(seen, now) or self._answers_nothing(seen, now):
             self._given_up = seen.n_messages
             self._become_without(now)
         if self._state == "leading" and now >= self._since + _STARTS_S:
@@ -178,6 +189,19 @@ class CoordinatorElection:
         if self._silent is None or self._silent[0] != seen.n_messages:
             self._silent = seen.n_messages, now
         return now - self._silent[1] >= self._answer_s
+
+    def _answers_nothing(self, seen: Seen, now: float) -> bool:
+        """Whether it must be assumed that the coordinator cannot be reached.
+
+        One that is replaced for that may only be slow: so its successors may be slower, for a while.
+        """
+        if now >= self._impatient_at:
+            self._most_unanswered = _UNANSWERED
+        if seen.unanswered < self._most_unanswered:
+            return False
+        self._most_unanswered = min(2 * self._most_unanswered, _MOST_UNANSWERED)
+        self._impatient_at = now + _IMPATIENT_AFTER * self._answer_s
+        return True
 
     def _place(self) -> int | None:
         """Return this rank's place among those that are left; None if it may run no coordinator."""

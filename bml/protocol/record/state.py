@@ -23,12 +23,12 @@ from bml.protocol.server.core import ServerCore
 from bml.protocol.server.donor import Donor
 from bml.protocol.server.history import ViewHistory, ViewRecord
 from bml.protocol.server.learner import Learner
+from bml.protocol.server.lease import CoordinatorLease
 from bml.protocol.server.member import Member
 from bml.protocol.server.other_frames import OtherFrames
 from bml.protocol.server.result_fetch import ResultFetch
 from bml.protocol.server.running_step import RunningStep
 from bml.protocol.server.steps import Steps
-from bml.protocol.server.unled import EndNotice, Unled
 from bml.protocol.server.watch import Watch
 from bml.protocol.step.barrier import Barrier
 from bml.protocol.step.dataflow import Stamp
@@ -40,8 +40,8 @@ State = dict[str, dict[str, Any]]
 """Part of a core -> its attributes, as plain data."""
 
 _PARTS = (
-    Calls, Detector, Donor, EndNotice, Learner, Member, Meter, OtherFrames, Recovery, ResultFetch, Stalls,
-    Steps, Unled, ViewHistory, Watch,
+    Calls, CoordinatorLease, Detector, Donor, Learner, Member, Meter, OtherFrames, Recovery, ResultFetch,
+    Stalls, Steps, ViewHistory, Watch,
 )  # fmt: skip
 _OUTSIDE = (*_PARTS, Engines, Fabric, Timeouts)
 #: Made again from the view and the settings, or of the recorder; `current` is taken apart.
@@ -120,8 +120,7 @@ def _parts(core: ServerCore) -> Iterator[tuple[str, Any]]:
     yield "history", core._view_history
     yield "steps", steps
     yield "fetch", steps._fetch
-    yield "notice", core._end_notice
-    yield "unled", core._unled
+    yield "lease", core._lease
 
 
 def _attributes(part: Any, derived: set[str]) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from bml.protocol.server.donor import Donor
 from bml.protocol.server.events import Event, Instruction, Tell, Verdict
 from bml.protocol.server.history import ViewHistory, ViewRecord
 from bml.protocol.server.learner import KEPT_NBYTES, Learner
+from bml.protocol.server.lease import CoordinatorLease
 from bml.protocol.server.member import Member
 from bml.protocol.server.other_frames import OtherFrames
 from bml.protocol.server.steps import Steps
 from bml.protocol.server.transfer import OutgoingState
-from bml.protocol.server.unled import EndNotice, Unled
 from bml.protocol.server.watch import Links, Watch, links_of
 from bml.protocol.step.dataflow import Dataflow, Place
 from bml.protocol.timeouts import Timeouts
@@ -77,7 +77,7 @@ class ServerCore:
         self.heartbeat_delays_s = self._watch.heartbeat_delays_s
         self._other_frames = OtherFrames(self._member, self._steps, self._learner, self._calls)
         self._outcome, self._term = ev.Ended(""), -1
-        self._unled, self._end_notice = Unled(timeouts), EndNotice(timeouts.orphan_s)
+        self._lease = CoordinatorLease(timeouts)
 
     # --- properties for the shell ----------------------------------------------------------------
 
@@ -166,6 +166,11 @@ class ServerCore:
         """The servers at the other ends of these links."""
         return frozenset(each.peer for each in self.suspicions if each.peer != self.server)
 
+    @property
+    def unanswered(self) -> int:
+        """How many questions to the coordinator were asked since one was heard last."""
+        return self._lease.unanswered
+
     def waits_for(self) -> str:
         """A text for users: what this server waits for."""
         if self._member.stopped:
@@ -213,10 +218,10 @@ class ServerCore:
                 return self._steps.arrived(step)
             case ev.Leaving(why):
                 self._leaving = msg.Leaves(self.server, why)
-                self._unled.leaves(now)
+                self._lease.leaves(now)
                 return [Tell(self._leaving)]
             case ev.Abandoned():
-                return self._unled.abandon()
+                return self._lease.abandon()
             case ev.Control(message):
                 return self._control(message, now)
             case ev.PeerLost(peer, level, kind, why):
@@ -228,7 +233,6 @@ class ServerCore:
             case ev.Ended(outcome):
                 self._outcome = event  # a joiner that was never a member is not needed any more
                 out = outcome == "failed" and self._learner is not None and self.view is None
-                self._end_notice.begin(now)
                 return [self._ended_message(), *[ev.Exit()] * out]
             case ev.Gathered() | ev.Summed() | ev.CallDiffers() | ev.ResultFetched():
                 return self._steps.handle_shared(event, now)
@@ -280,35 +284,51 @@ class ServerCore:
         return done
 
     def _tick(self, now: float) -> list[Instruction]:
+        questions = self._questions(now)
         if why := self._goes_alone(now):
             return self._steps.stop(FabricError(f"server {self.server} {why}"))
         done = self._steps.stop_on_conflict()
         if self._may_install(self._member.proven_epoch):
             done += self._install(now)
         self._watch.be_patient(self.timeouts.patience_s(self.committed))
-        return done + self._repeat_end_notice(now) + self._watch.tick(now)
+        return done + questions + self._watch.tick(now)
 
-    def _repeat_end_notice(self, now: float) -> list[Instruction]:
-        """Hear whether there is still a coordinator that will end the job."""
-        if self._member.stopped is not None or not self._end_notice.is_due(now):
+    def _questions(self, now: float) -> list[Instruction]:
+        """Ask the coordinator whether it is there."""
+        if self._member.stopped is not None or not self._lease.asks(self._needs_view, self._waits, now):
             return []
-        if self._end_notice.in_vain:
-            why = f"no coordinator has answered for {self.timeouts.orphan_s:g} s, so none will end the job"
-            return self._steps.stop(FabricError(f"server {self.server} is done, and {why}"))
-        return [self._ended_message()]
+        return [self._ended_message() if self._outcome.outcome else Tell(msg.Ask(self.server))]
 
     def _ended_message(self) -> Instruction:
         return Tell(msg.Ended(self.server, self._outcome.outcome, self._outcome.error, self.committed))
+
+    @property
+    def _is_outside(self) -> bool:
+        """Whether a coordinator has called this joiner, and is to let it in, which may take long."""
+        return self._learner is not None and self.view is None and self._term >= 0
+
+    @property
+    def _needs_view(self) -> bool:
+        """Whether nothing goes on here before there is another view."""
+        needs = self._member.frozen or bool(self._watch.suspects) or self.in_doubt
+        return needs and not self._is_outside
+
+    @property
+    def _waits(self) -> bool:
+        """Whether this server waits for a word of the coordinator that may come late."""
+        return self._is_outside or bool(self._outcome.outcome)
 
     def _goes_alone(self, now: float) -> str:
         """Say why this server ends without a coordinator's word, that it needs; empty: it does not."""
         if self._member.stopped is not None:
             return ""
-        if self._leaving and (alone := self._unled.leaves_alone(now)):
+        if self._leaving and (alone := self._lease.leaves_alone(now)):
             return f"leaves: {self._leaving.why}; {alone}"
-        outside = self._learner is not None and self.view is None and self._term >= 0  # it may take long
-        needs = not outside and (self._member.frozen or bool(self._watch.suspects) or self.in_doubt)
-        waited = self._unled.lacks_view(needs, bool(self._outcome.outcome), now)
+        if self._lease.in_vain:
+            silent = f"no coordinator has answered for {self.timeouts.orphan_s:g} s"
+            ended = bool(self._outcome.outcome)
+            return f"is done, and {silent}, so none will end the job" if ended else f"is not let in: {silent}"
+        waited = self._lease.lacks_view(self._needs_view, bool(self._outcome.outcome), now)
         return waited and (
             f"has waited {waited} for a view after epoch {self.epoch}: is there a coordinator? It waits for "
             f"{self.waits_for()}"
@@ -321,8 +341,7 @@ class ServerCore:
         if term < self._term:
             return [Tell(msg.Deposed(self.server, self._term))]  # its successor has asked already
         self._term = term
-        self._end_notice.heard()
-        self._unled.heard(now)
+        self._lease.heard(now)
         match message:
             case msg.Who():
                 # The status last: a coordinator that has all of them knows what all servers suspect.
@@ -389,7 +408,7 @@ class ServerCore:
         fabric, links = self.plan(view)
         self._watch.set_view(view, links, now)
         self._donor.install(view, fabric)
-        self._unled.has_view()
+        self._lease.has_view()
         self._view_history.installed(view, now)
         return [ev.Installed(view), ev.Links(links), *self._steps.settle(view, now), ev.Resume()]
 

@@ -156,7 +156,7 @@ class Returned(_Message, frozen=True):
 
 
 class Noted(_Message, frozen=True):
-    """A coordinator's answer to a server that repeats that its training function has ended."""
+    """A coordinator's answer to a server that asks whether it is there, or says again that it has ended."""
 
     term: int
 
@@ -333,6 +333,12 @@ class Progress(_Message, frozen=True):
     step: int
 
 
+class Ask(_Message, frozen=True):
+    """The server needs a coordinator and has heard none for a while: is it there?"""
+
+    server: int
+
+
 class Ended(_Message, frozen=True):
     """The training function returned ("done") after `step`, or raised ("failed", with its error)."""
 
@@ -360,6 +366,7 @@ ToCoordinator = (
     | NeedsState
     | Leaves
     | Progress
+    | Ask
     | Ended
     | Inject
 )

@@ -107,6 +107,12 @@ KINDS = {
 }
 #: The same for paths that pass traffic in part: of one kind, or one way.
 PATH_KINDS = {"stall": 4, "deaf": 2, "mute": 2, "unheard": 1, "lossy": 2}
+#: Of the rank beside which the coordinator runs, with its machine or without, and of the coordinator alone.
+OF_LEADERS = (
+    *("leader-crash", "leader-crash", "leader-machine-freeze", "leader-machine-freeze", "leader-freeze"),
+    *("leader-isolate", "leader-control-hold", "coordinator-crash", "coordinator-freeze"),
+)
+_BESIDE_ELECTIONS = ("crash", "freeze", "silent", "control-loss", "control-hold", "spare-crash", "join")
 _HOW_MANY = (0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5)
 
 
@@ -334,6 +340,29 @@ def draw_successions(chance: random.Random, fabric: Fabric, detect_s: float) -> 
     if chance.random() < 0.4:
         for_s = detect_s * chance.choice((0.5, 2.0, 8.0, 20.0, FOREVER)) * chance.uniform(0.5, 1.5)
         found.append(Mishap("launcher-freeze", (), _when(chance, fabric, detect_s), for_s))
+    return tuple(found)
+
+
+def draw_elections(chance: random.Random, fabric: Fabric, detect_s: float) -> Mishaps:
+    """Mishaps of the ranks beside which coordinators run, one after the other, and others beside them."""
+    found = []
+    if chance.random() < 0.15:
+        found.append(Mishap("coordinator-fails", (chance.choice((1, 1, 2, 4)),), When("", 0, 0.0)))
+    if chance.random() < 0.2:
+        stall_s = detect_s * chance.choice((1.0, 8.0, 40.0))
+        found.append(Mishap("store-stall", (), _when(chance, fabric, detect_s), stall_s))
+    for _ in range(chance.choice((1, 2, 2, 2, 3))):
+        kind = chance.choice(OF_LEADERS)
+        when = _when(chance, fabric, detect_s)
+        if found and chance.random() < 0.5:  # while the one before is noticed, or a successor is elected
+            when = When("fault", len(found), detect_s * chance.uniform(0.0, 4.0))
+        lasting = not kind.endswith("crash")
+        for_s = detect_s * chance.uniform(0.5, 8.0) if lasting and chance.random() < 0.6 else FOREVER
+        found.append(Mishap(kind, (), when, for_s))
+    for _ in range(chance.choice((0, 0, 1, 1, 2))):
+        kind = chance.choice(_BESIDE_ELECTIONS)
+        target = _target(chance, fabric, kind)
+        found.append(Mishap(kind, target, _when(chance, fabric, detect_s), _for_s(chance, kind, detect_s)))
     return tuple(found)
 
 

@@ -54,7 +54,7 @@ class Troubles:
                 self.mark(self.across(frozenset(part)), until_s)
             case (("reset" | "stall" | "unheard" | "lossy"), (server, peer, _)):
                 self.mark((server, peer), until_s)
-            case (("coordinator-crash" | "coordinator-freeze" | "leave" | "busy"), _):
+            case (("coordinator-crash" | "coordinator-freeze" | "spare-crash" | "leave" | "busy"), _):
                 pass  # a server that is asked to leave is reached until it says that it does
             case _, target:
                 self.mark(target, until_s)

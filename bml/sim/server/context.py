@@ -39,6 +39,9 @@ class World(Protocol):
     def function_ends(self, server: int, how: str, said: str) -> None:
         """A training function raised (`said` is its error), returned early, or computes without end."""
 
+    def left(self, server: int, is_done: bool) -> None:
+        """The job is over for a server, well or with an error."""
+
     def tell(self, server: int, message: msg.ToCoordinator) -> None:
         """Send a message to the coordinator."""
 

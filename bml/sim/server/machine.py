@@ -59,6 +59,8 @@ class Machine:
         self.incarnation = incarnation
         self.process = Process()
         self.channel: Channel | None = None
+        self.n_told = 0
+        """How many messages of coordinators have come."""
         self.over = False
         self._world = world
         self._planned = world.fabric
@@ -130,7 +132,13 @@ class Machine:
 
     def told(self, message: msg.ToServer) -> None:
         """See `Reachable`."""
+        self.n_told += 1
         self.handle(ev.Control(message))
+
+    @property
+    def is_led(self) -> bool:
+        """See `Reachable`."""
+        return self.channel is not None
 
     def arrived(self, peer: int, level: int) -> None:
         """Something may be taken off a connection, until a frame must wait."""
@@ -343,10 +351,12 @@ class Machine:
             self.user.fail(error)
         self.user.stop()
         self.over = True
+        self._world.left(self.server, is_done=False)
 
     def _leave(self) -> None:
         if not (self.user.ended or self.over):
             raise PromiseBroken(4, f"server {self.server} leaves, its user waits for ever")
+        self._world.left(self.server, is_done=not self.over)
         self.over = self.user.over = True
         self._world.network.after(_LINGER_S, self._end)
 

@@ -1,8 +1,9 @@
 """Simulated coordinators, one after the other or two at once, and the control connections to the servers.
 
-The launcher (launcher.py) starts the successor of one that is dead, or that it takes for dead: one that was
-stopped may still believe that it is the coordinator when it thaws. As in `bml.cluster`, coordinators dial the
-servers and keep dialling; the newest connection to a server replaces the one before.
+The launcher (launcher.py), or the rank whose turn it is (ranks.py), starts the successor of one that is dead,
+or that it takes for dead: one that was stopped may still believe that it is the coordinator when it thaws. As
+in `bml.cluster`, coordinators dial the servers and keep dialling; the newest connection to a server replaces
+the one before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from bml.protocol.coordinator import core as coord
+from bml.protocol.server.core import ServerCore
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.validate import check_for_server, check_from_server
@@ -21,6 +23,7 @@ from bml.sim.world.launcher import Launcher
 from bml.sim.world.load import Load
 from bml.sim.world.network import Network
 from bml.sim.world.process import Process
+from bml.sim.world.ranks import Ranks
 from bml.sim.world.settings import Settings
 from bml.topology import Fabric
 
@@ -33,10 +36,22 @@ class Reachable(Protocol):
     """A server as a coordinator sees it."""
 
     process: Process
+    core: ServerCore
     channel: Channel | None
+    incarnation: msg.Incarnation | None
+    over: bool
+    n_told: int
+
+    @property
+    def is_led(self) -> bool:
+        """Whether the line to a coordinator is open."""
 
     def told(self, message: msg.ToServer) -> None:
         """A message of a coordinator came in."""
+
+
+def _number(server: Reachable) -> int:
+    return server.incarnation.number if server.incarnation else 0
 
 
 class Channel:
@@ -50,13 +65,24 @@ class Channel:
 
 
 class SimulatedCoordinator:
-    """One coordinator: its process, its core and its channels."""
+    """One coordinator: its process, its core, its channels. `host`: the rank that started it, if one did."""
 
-    def __init__(self, owner: SimulatedCoordinators, term: int, core: coord.Coordinator):
+    def __init__(
+        self,
+        owner: SimulatedCoordinators,
+        term: int,
+        core: coord.Coordinator,
+        process: Process,
+        host: int | None = None,
+    ):
         self.owner = owner
         self.term = term
         self.core = core
-        self.process = Process()
+        self.process, self.host = process, host
+        self.over = False
+        """Whether its loop has ended; its process may run on."""
+        self.numbers: dict[int, int] = {}
+        """Server -> the newest incarnation of which it knows where it is reached."""
         self.channels: dict[int, Channel] = {}
         self.finished: coord.Finished | None = None
         self.failing_since: dict[int, float] = {}
@@ -65,9 +91,30 @@ class SimulatedCoordinator:
 
     def handle(self, event: coord.Event) -> None:
         """Let the core react, and carry out its instructions."""
+        if self.over:
+            return
         self.process.each(self.core.handle(event, self.owner.network.now), self._carry_out)
+        for incarnation in self.core.view.joined if self.core.view else ():
+            self.meet(incarnation.server, incarnation.number)
         self._schedule()
         self._report()
+
+    @property
+    def text(self) -> str:
+        """Where it stands, in words."""
+        how = "" if self.process.runs else "frozen, " if self.process.alive else "dead, "
+        return how + ("over" if self.over else self.core.state)
+
+    @property
+    def lives(self) -> bool:
+        """Whether it may still act, if only when it thaws."""
+        return self.process.alive and not self.over
+
+    def meet(self, server: int, number: int) -> None:
+        """Learn where this incarnation of a server is reached."""
+        if self.numbers.get(server, 0) < number:
+            self.numbers[server] = number
+            self.owner.call(self, server)
 
     def heartbeat(self) -> None:
         """Give the launcher a sign of life, and again and again."""
@@ -77,11 +124,17 @@ class SimulatedCoordinator:
             self.owner.network.after(self.owner.launcher.succession.interval_s, again)
 
     def end(self) -> None:
-        """Its process is no more; the launcher hears of it."""
-        self.process.die()
+        """Its loop has ended, and its process if a launcher started it, which hears of that."""
+        if self.over:
+            return
+        self.over = True
         for channel in list(self.channels.values()):
             self.owner.sever(channel)
-        self.owner.launcher.ended(self.term, f"was {self._state[0]}, and its process is gone")
+        if self.host is None:
+            self.process.die()
+            self.owner.launcher.ended(self.term, f"was {self._state[0]}, and its process is gone")
+        else:
+            self.owner.ranks.ended(self.host, self.term)
 
     @property
     def _state(self) -> tuple[str, int]:
@@ -92,7 +145,7 @@ class SimulatedCoordinator:
     def _report(self) -> None:
         """Tell the launcher its state, if that is new."""
         said = self._state
-        if said != self._said:
+        if said != self._said and self.host is None:
             self._said = said
             self.owner.launcher.said(self.term, *said)
 
@@ -106,7 +159,7 @@ class SimulatedCoordinator:
     def _schedule(self) -> None:
         network = self.owner.network
         due = self.core.next_deadline(network.now)
-        if self.process.alive and due < self._wake_at and not self.finished:
+        if self.lives and due < self._wake_at and not self.finished:
             self._wake_at = due
             network.at(due, lambda: self._wake(due))
 
@@ -130,7 +183,7 @@ class Job(Protocol):
 
 
 class SimulatedCoordinators:
-    """All coordinators of one `job`, and its launcher; see the module's text."""
+    """All coordinators of one `job`, and its launcher or ranks; see the module's text."""
 
     def __init__(
         self,
@@ -147,6 +200,16 @@ class SimulatedCoordinators:
         self.launcher = Launcher(
             network, timeouts, settings.restart_s, settings.reaches, self._start, job.point, job.give_up
         )
+        self.ranks = Ranks(
+            network,
+            timeouts,
+            settings.restart_s,
+            ["" if settings.shared_memory else str(server) for server in fabric.servers],
+            servers,
+            load,
+            self._start_beside,
+            job.point,
+        )
         self.started: list[SimulatedCoordinator] = []
         self.cut: set[int] = set()
         self.failing_starts = 0
@@ -155,7 +218,7 @@ class SimulatedCoordinators:
         self._timeouts = timeouts
         self._settings = settings
         self._servers = servers
-        self._late: deque[tuple[int, Callable[[], None]]] = deque()
+        self._late: deque[tuple[Channel, Callable[[], None]]] = deque()
         self._delays = settings.delays
         self._chance = random.Random("dials")
         self._load = load
@@ -167,28 +230,69 @@ class SimulatedCoordinators:
         return self.started[-1]
 
     def start(self) -> None:
-        """The launcher begins."""
-        self.launcher.look()
+        """The launcher begins, if there is one."""
+        if not self._settings.elects:
+            self.launcher.look()
+
+    def came(self, server: int) -> None:
+        """The process of a server begins to run, in its first incarnation or in another."""
+        if self._settings.elects:
+            self.ranks.came(server, _number(self._servers[server]))
+        elif self._servers[server].incarnation is not None:
+            for coordinator in self.started:
+                self._tell(coordinator, partial(self._dial, coordinator, server))
+
+    def left(self, server: int, is_done: bool) -> None:
+        """The job is over for a server, well or with an error."""
+        if self._settings.elects:
+            self.ranks.left(server, is_done)
 
     def _start(self, term: int) -> SimulatedCoordinator:
-        """Start a coordinator: a first one, or a successor."""
-        settings = self._settings
-        core = coord.Coordinator(
-            self._fabric, term, self._timeouts, settings.min_servers, self.network.now, settings.absent
-        )
-        coordinator = SimulatedCoordinator(self, term, core)
-        self.started.append(coordinator)
-        self.job.point("takeover", f"coordinator {term} starts")
+        """Start a coordinator of the launcher: a first one, or a successor."""
+        coordinator = SimulatedCoordinator(self, term, self._core(term), Process())
         self._load.add(coordinator.process)
         coordinator.heartbeat()
+        return self._begin(coordinator)
+
+    def _start_beside(self, term: int, host: int, process: Process) -> SimulatedCoordinator:
+        """Start a coordinator of a rank, in the process that it has for them."""
+        coordinator = SimulatedCoordinator(self, term, self._core(term), process, host)
+        view = self._servers[host].core.view
+        coordinator.numbers = {each.server: each.number for each in view.joined} if view else {}
+        return self._begin(coordinator)
+
+    def _core(self, term: int) -> coord.Coordinator:
+        settings = self._settings
+        return coord.Coordinator(
+            self._fabric, term, self._timeouts, settings.min_servers, self.network.now, settings.absent
+        )
+
+    def _begin(self, coordinator: SimulatedCoordinator) -> SimulatedCoordinator:
+        self.started.append(coordinator)
+        host = "" if coordinator.host is None else f" beside rank {coordinator.host}"
+        self.job.point("takeover", f"coordinator {coordinator.term} starts{host}")
         coordinator.handle(coord.Tick())
         for server in self._servers:
             self._dial(coordinator, server)
         return coordinator
 
-    def apply_mishap(self, kind: str, for_s: float, amount: int = 0) -> None:
-        """A mishap of a coordinator or of the launcher; see bml.sim.mishaps.chaos."""
+    @property
+    def leader(self) -> int | None:
+        """The rank beside which the coordinator runs that has most connections, if one runs."""
+        running = [each for each in self.started if each.lives and each.host is not None]
+        best = max(running, key=lambda each: (len(each.channels), each.term), default=None)
+        return None if best is None else best.host
+
+    def apply_mishap(self, kind: str, for_s: float, *target: int) -> None:
+        """A mishap of a coordinator, of the launcher, or of what a rank has; see bml.sim.mishaps.chaos."""
+        (amount,) = target or (0,)
         match kind:
+            case "store-stall":
+                self.ranks.stalled_until_s = self.network.now + for_s
+            case "spare-crash":
+                self.ranks.lose_spare(amount)
+            case "coordinator-crash" | "coordinator-freeze" if not self.started:
+                pass
             case "coordinator-crash":
                 self.crash()
             case "coordinator-freeze":
@@ -196,6 +300,7 @@ class SimulatedCoordinators:
             case "coordinator-fails":
                 self.failing_starts += amount
                 self.launcher.crashes += amount
+                self.ranks.crashes += amount
             case "launcher-freeze":
                 self.launcher.freeze(for_s)
             case "launcher-deaf":
@@ -208,36 +313,49 @@ class SimulatedCoordinators:
     def crash(self) -> None:
         """The newest coordinator dies."""
         coordinator = self.newest
-        if coordinator.process.alive:
+        if coordinator.lives:
             self.job.point("fault", f"crash of coordinator {coordinator.term}")
-            coordinator.end()
+            if coordinator.host is None:
+                coordinator.end()
+            else:
+                self.ranks.lose_spare(coordinator.host)
 
     def freeze(self, for_s: float) -> None:
         """The newest coordinator stops for a while."""
         coordinator = self.newest
-        if coordinator.process.runs:
+        if coordinator.process.runs and not coordinator.over:
             self.job.point("fault", f"coordinator {coordinator.term} is frozen for {for_s:.3f} s")
-            coordinator.process.freeze()
-            if for_s != float("inf"):
-                self.network.after(for_s, lambda: self._thaw(coordinator))
+            if coordinator.host is None:
+                coordinator.process.freeze()
+            else:
+                self.ranks.freeze_spare(coordinator.host)
+            self._thaw_after(for_s, coordinator.process, f"coordinator {coordinator.term} thaws")
 
-    def _thaw(self, coordinator: SimulatedCoordinator) -> None:
-        if coordinator.process.frozen:
-            self.job.point("fault", f"coordinator {coordinator.term} thaws")
-            coordinator.process.thaw()
+    def freeze_beside(self, server: int, for_s: float) -> None:
+        """The machine of a rank is stopped, with its process for coordinators."""
+        spare = self.ranks.freeze_spare(server)
+        if spare is not None:
+            self._thaw_after(for_s, spare, f"the process for coordinators of rank {server} thaws")
+
+    def _thaw_after(self, for_s: float, process: Process, text: str) -> None:
+        def thaw() -> None:
+            if process.frozen:
+                self.job.point("fault", text)
+                process.thaw()
+
+        if for_s != float("inf"):
+            self.network.after(for_s, thaw)
 
     def gone(self, server: int, why: str) -> None:
         """A server's process died: its connection ends, the launcher tells the newest coordinator."""
         channel = self._servers[server].channel
         if channel is not None:
             self._break(channel)
+        if self._settings.elects:
+            self.ranks.gone(server)
+            return
         coordinator = self.newest
         self._tell(coordinator, partial(self._say, coordinator, coord.Gone(server, why)))
-
-    def joined(self, server: int) -> None:
-        """A server was started in another incarnation: the launcher tells the coordinator where it is."""
-        for coordinator in self.started:
-            self._tell(coordinator, partial(self._dial, coordinator, server))
 
     def _tell(self, coordinator: SimulatedCoordinator, action: Callable[[], None]) -> None:
         """The launcher tells a coordinator, once it can."""
@@ -259,11 +377,14 @@ class SimulatedCoordinators:
         """End a `hold`: messages that were held back come through."""
         self.cut.discard(server)
         late, self._late = self._late, deque()
-        for held_for, action in late:
-            if held_for == server:
-                action()
+        for channel, action in late:
+            if self._is_cut(channel.coordinator, channel.server):
+                self._late.append((channel, action))
             else:
-                self._late.append((held_for, action))
+                action()
+
+    def _is_cut(self, coordinator: SimulatedCoordinator, server: int) -> bool:
+        return coordinator.host != server and (server in self.cut or coordinator.host in self.cut)
 
     def post(self, channel: Channel, message: msg.ToServer) -> None:
         """A message of a coordinator."""
@@ -275,6 +396,7 @@ class SimulatedCoordinators:
         def read() -> None:
             if channel is node.channel:
                 node.told(check_for_server(message, self._fabric))  # as the real one does
+                self.ranks.news(channel.server)
 
         if channel.open:
             self._move(channel, "down", lambda: node.process.run(read))
@@ -302,14 +424,17 @@ class SimulatedCoordinators:
         """Bring something over, in order; hold it back while the server is cut off."""
 
         def come() -> None:
-            if way in channel.lost:
-                return
-            if channel.server in self.cut:
-                self._late.append((channel.server, come))
-            else:
-                arrive()
+            if way not in channel.lost:
+                self._unless_cut(channel, arrive)
 
         self._deliver(channel, way, come)
+
+    def _unless_cut(self, channel: Channel, action: Callable[[], None]) -> None:
+        """Hold something back while the server, or the coordinator, is cut off."""
+        if self._is_cut(channel.coordinator, channel.server):
+            self._late.append((channel, action))
+        else:
+            action()
 
     def _deliver(self, channel: Channel, way: str, action: Callable[[], None]) -> None:
         way_s = self._delays.control.get(channel.server, 0.0) + self._load.late_s()
@@ -329,14 +454,26 @@ class SimulatedCoordinators:
         def server_learns() -> None:
             if node.channel is channel:
                 node.channel = None
+                self.ranks.news(channel.server)
 
         def coordinator_learns() -> None:
             if coordinator.channels.get(channel.server) is channel:
                 del coordinator.channels[channel.server]
                 self._dial(coordinator, channel.server, again=True)
 
-        self._deliver(channel, "down", lambda: node.process.run(server_learns))
-        self._deliver(channel, "up", lambda: coordinator.process.run(coordinator_learns))
+        def learn(process: Process, action: Callable[[], None]) -> None:
+            if self._settings.elects:
+                self._unless_cut(channel, lambda: process.run(action))
+            else:
+                process.run(action)
+
+        self._deliver(channel, "down", lambda: learn(node.process, server_learns))
+        self._deliver(channel, "up", lambda: learn(coordinator.process, coordinator_learns))
+
+    def call(self, coordinator: SimulatedCoordinator, server: int) -> None:
+        """A coordinator has learned where another incarnation of a server is reached."""
+        if self._settings.elects:
+            self._dial(coordinator, server)
 
     def _dial(self, coordinator: SimulatedCoordinator, server: int, again: bool = False) -> None:
         """Call a server; it takes a round trip to be there `again` after a connection broke."""
@@ -346,17 +483,17 @@ class SimulatedCoordinators:
         )
 
         def attempt() -> None:
-            if (
-                not coordinator.process.alive
-                or server in coordinator.channels
-                or self._servers[server] is not node
-            ):
+            if not coordinator.lives or server in coordinator.channels or self._servers[server] is not node:
                 return
-            if node.process.answers and coordinator.process.answers and server not in self.cut:
+            if self._settings.elects and coordinator.numbers.get(server, 0) < _number(node):
+                self._say(coordinator, coord.Gone(server, "its process is gone"))  # that of the one before
+                return
+            is_cut = self._is_cut(coordinator, server)
+            if node.process.answers and coordinator.process.answers and not is_cut:
                 self._connect(coordinator, server)
                 return
             since = coordinator.failing_since.setdefault(server, self.network.now)
-            if not node.process.alive and server not in self.cut:
+            if not node.process.alive and not is_cut:
                 self._say(coordinator, coord.Gone(server, "its process is gone"))
                 return
             for_s = self.network.now - since

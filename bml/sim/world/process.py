@@ -16,6 +16,8 @@ class Process:
     def __init__(self) -> None:
         self.alive = True
         self.frozen = False
+        self.stopped = False
+        """Whether it is dead, or will never go on."""
         self._briefly = False
         self._held: deque[Action] = deque()
         self._due: Action | None = None
@@ -52,13 +54,14 @@ class Process:
         if left and self.frozen:
             self._held.appendleft(lambda: self.each(left, do))
 
-    def freeze(self, briefly: bool = False) -> None:
+    def freeze(self, briefly: bool = False, for_good: bool = False) -> None:
         """Stop without any sign; `briefly`: it only waits for its turn on a busy host."""
-        self.frozen, self._briefly = self.alive, briefly
+        self.frozen, self._briefly, self.stopped = self.alive, briefly, for_good
 
     def thaw(self) -> None:
         """Go on with the actions that have come in meanwhile, as if no time had passed."""
         self.frozen = self._briefly = False
+        self.stopped = not self.alive
         while self._held and self.runs:
             self._held.popleft()()
         if self._due and self.runs:
@@ -68,5 +71,6 @@ class Process:
     def die(self) -> None:
         """End now."""
         self.alive = self.frozen = self._briefly = False
+        self.stopped = True
         self._held.clear()
         self._due = None

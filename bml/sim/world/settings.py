@@ -22,6 +22,8 @@ class Settings:
     `kept_nbytes` is how many bytes of results a learner keeps. With `shared_memory` the servers are on one
     host and reduce directly: of the links only heartbeats are left.
 
+    With `elects` the job has no launcher: its ranks elect who runs the coordinator.
+
     Its surroundings: a successor of a coordinator takes `restart_s` to start. `reaches`: the launcher can
     kill a coordinator, which it cannot on a machine that it does not reach. A message takes between the two
     times of `delay_s`; `delays` are the slow ways.
@@ -40,6 +42,7 @@ class Settings:
     absent: tuple[int, ...] = ()
     kept_nbytes: int = KEPT_NBYTES
     shared_memory: bool = False
+    elects: bool = False
     restart_s: float = 0.3
     reaches: bool = True
     delay_s: tuple[float, float] = (0.0001, 0.002)
