@@ -31,7 +31,7 @@ from bml.sim.world.paths import Key, Pair, Where, pair
 from bml.sim.world.ports import Ports
 from bml.sim.world.settings import Settings
 from bml.sim.world.wires import Wires
-from bml.topology import Fabric, InvariantError
+from bml.topology import Fabric
 
 #: How long the steps of a run may take on a host that is overloaded, or over slow NICs, in virtual seconds.
 _LOADED_S = 400.0
@@ -74,8 +74,6 @@ class Simulation:
         self.promises = Promises(self.history, self._reachable, self._slowed)
         self.endings = Endings()
         self.finished: coord.Finished | None = None
-        """The end that the coordinator with the highest term has made."""
-        self._finished_term = 0
         self.gave_up = ""
         """Why the launcher ended the job, if it could not get a coordinator."""
         self._load = Load(self.network, settings.load_s, seed)
@@ -123,19 +121,15 @@ class Simulation:
         """Apply a mishap now."""
         if all(machine.over for machine in self.machines.values()):
             return
-        if mishap.kind.startswith(_OF_LEADER):
-            leader = self.coordinators.leader
-            of = self.first[0] if leader is None else leader
-            mishap = replace(mishap, kind=mishap.kind.removeprefix(_OF_LEADER), target=(of,))
+        mishap = self._of_leader(mishap)
         self.point("fault", f"*** {mishap}")
         self._troubles.note(mishap, self.network.now)
         target = mishap.target
         match mishap.kind:
             case "crash":
                 self._crash(target[0])
-            case "machine-freeze":
-                self.coordinators.freeze_beside(target[0], mishap.for_s)
-                self._freeze(target[0], mishap.for_s, "freeze")
+            case "machine-freeze" | "machine-pause" as kind:
+                self._stop_machine(target[0], mishap.for_s, kind == "machine-pause")
             case "freeze" | "gil" as kind:
                 self._freeze(target[0], mishap.for_s, kind)
             case "silent" | "deaf" | "mute":
@@ -176,12 +170,16 @@ class Simulation:
                 self.affected.resized = True
                 machine = self.machines[target[0]]
                 machine.process.run(machine.leave)
-            case "coordinator-crash" | "coordinator-freeze" | "coordinator-fails" as kind:
-                self.coordinators.apply_mishap(kind, mishap.for_s, *target)
-            case "launcher-freeze" | "launcher-deaf" | "clock-step" | "store-stall" | "spare-crash" as kind:
-                self.coordinators.apply_mishap(kind, mishap.for_s, *target)
             case kind:
-                raise InvariantError(f"there is no mishap {kind}")
+                self.coordinators.apply_mishap(kind, mishap.for_s, *target)
+
+    def _of_leader(self, mishap: Mishap) -> Mishap:
+        """The same mishap with its target, if it befalls the rank beside which the coordinator runs."""
+        if not mishap.kind.startswith(_OF_LEADER):
+            return mishap
+        leader = self.coordinators.leader
+        of = self.first[0] if leader is None else leader
+        return replace(mishap, kind=mishap.kind.removeprefix(_OF_LEADER), target=(of,))
 
     def _reachable(self, servers: Collection[int], view: msg.View) -> list[int]:
         """Those of these servers that run, and that every member of the view could reach."""
@@ -234,6 +232,14 @@ class Simulation:
                 self.affected.servers.add(server)
             machine.process.freeze(for_good=for_s == FOREVER)
             self._later(for_s, machine.process.thaw, f"server {server} thaws")
+
+    def _stop_machine(self, server: int, for_s: float, clock_stands: bool) -> None:
+        """A machine is stopped, with all that runs on it; it may not notice that time has passed."""
+        behind_s = for_s if clock_stands and for_s != FOREVER else 0.0
+        self.coordinators.freeze_beside(server, for_s, behind_s)
+        if self.machines[server].process.runs:
+            self.machines[server].process.behind_s += behind_s
+        self._freeze(server, for_s, "freeze")
 
     def _block(self, kind: str, nics: list[Key], for_s: float) -> None:
         self.affected.servers.update(server for server, _ in nics)
@@ -412,8 +418,9 @@ class Simulation:
         if finished.deposed_by:
             self.point("deposed", f"coordinator {coordinator.term} learns that it is not the coordinator")
             coordinator.end()
-        elif coordinator.term >= self._finished_term:
-            self._finished_term = coordinator.term
+        elif coordinator is self.coordinators.newest or self.settings.elects:
             how = finished.abort.text if finished.abort else "all are done"
             self.point("finished", f"coordinator {coordinator.term} ends the job: {how}")
-            self.finished = finished
+            # Of two coordinators one may see that it is cut off from most, and end the job for itself.
+            if self.finished is None or (self.finished.abort and self.finished.abort.kind != "start"):
+                self.finished = finished

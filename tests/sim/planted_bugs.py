@@ -15,6 +15,7 @@ from bml.faults.stalls import Stalls
 from bml.protocol.coordinator import ballot, next_view
 from bml.protocol.coordinator import core as coord
 from bml.protocol.coordinator.agreement import Agreement
+from bml.protocol.coordinator.election import CoordinatorElection
 from bml.protocol.coordinator.ending import Ending
 from bml.protocol.coordinator.evidence import Findings
 from bml.protocol.coordinator.succession import Succession
@@ -254,6 +255,27 @@ def never_miss_a_coordinator(patch: Patch) -> None:
     patch.setattr(Succession, "heartbeat", trusted)
 
 
+def share_terms(patch: Patch) -> None:
+    """A rank takes the next term, whichever rank it is."""
+    patch.setattr(CoordinatorElection, "_next_term", lambda election: election._term + 1)
+
+
+def trust_an_open_line(patch: Patch) -> None:
+    """A coordinator is there as long as its line is open, whether it answers or not."""
+    patch.setattr(CoordinatorElection, "_answers_nothing", lambda election, seen, now: False)
+
+
+def hear_no_silence(patch: Patch) -> None:
+    """A coordinator is replaced only when its line is lost."""
+    trust_an_open_line(patch)
+    patch.setattr(CoordinatorElection, "_falls_silent", lambda election, seen, now: False)
+
+
+def forget_earlier_terms(patch: Patch) -> None:
+    """A coordinator begins with the least term of its rank, once more."""
+    patch.setattr(CoordinatorElection, "_next_term", lambda election: election._rank + 1)
+
+
 def ignore_stalls(patch: Patch) -> None:
     """A connection that stands still while heartbeats pass is ignored."""
     patch.setattr(Stalls, "standing", lambda stalls, now: {})
@@ -355,6 +377,10 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     blame_the_suspected,
     read_terms_from_a_clock,
     never_miss_a_coordinator,
+    share_terms,
+    trust_an_open_line,
+    hear_no_silence,
+    forget_earlier_terms,
     ignore_stalls,
     give_up_the_busy,
     read_constants_of_its_own,

@@ -233,6 +233,7 @@ class ServerCore:
             case ev.Ended(outcome):
                 self._outcome = event  # a joiner that was never a member is not needed any more
                 out = outcome == "failed" and self._learner is not None and self.view is None
+                self._lease.asks(False, True, now)
                 return [self._ended_message(), *[ev.Exit()] * out]
             case ev.Gathered() | ev.Summed() | ev.CallDiffers() | ev.ResultFetched():
                 return self._steps.handle_shared(event, now)

@@ -109,10 +109,12 @@ KINDS = {
 PATH_KINDS = {"stall": 4, "deaf": 2, "mute": 2, "unheard": 1, "lossy": 2}
 #: Of the rank beside which the coordinator runs, with its machine or without, and of the coordinator alone.
 OF_LEADERS = (
-    *("leader-crash", "leader-crash", "leader-machine-freeze", "leader-machine-freeze", "leader-freeze"),
+    *("leader-crash", "leader-crash", "leader-machine-freeze", "leader-machine-pause", "leader-freeze"),
     *("leader-isolate", "leader-control-hold", "coordinator-crash", "coordinator-freeze"),
 )
-_BESIDE_ELECTIONS = ("crash", "freeze", "silent", "control-loss", "control-hold", "spare-crash", "join")
+_BESIDE_ELECTIONS = (
+    *("crash", "freeze", "machine-pause", "silent", "control-loss", "control-hold", "spare-crash", "join"),
+)
 _HOW_MANY = (0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 5)
 
 
@@ -347,7 +349,7 @@ def draw_elections(chance: random.Random, fabric: Fabric, detect_s: float) -> Mi
     """Mishaps of the ranks beside which coordinators run, one after the other, and others beside them."""
     found = []
     if chance.random() < 0.15:
-        found.append(Mishap("coordinator-fails", (chance.choice((1, 1, 2, 4)),), When("", 0, 0.0)))
+        found.append(Mishap("coordinator-fails", (chance.choice((1, 1, 2, 4, 12)),), When("", 0, 0.0)))
     if chance.random() < 0.2:
         stall_s = detect_s * chance.choice((1.0, 8.0, 40.0))
         found.append(Mishap("store-stall", (), _when(chance, fabric, detect_s), stall_s))

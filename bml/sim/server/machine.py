@@ -118,6 +118,11 @@ class Machine:
         """The user's account of the samples that are in the results."""
         return self.user.ledger
 
+    @property
+    def _now(self) -> float:
+        """The time on this machine's clock."""
+        return self._world.network.now - self.process.behind_s
+
     def waits_for(self) -> str:
         """A text: what this server waits for."""
         if not self.process.runs:
@@ -128,7 +133,7 @@ class Machine:
 
     def handle(self, event: ev.Event) -> None:
         """Let the core react, and carry out its instructions."""
-        self._carry_out_all(self.core.handle(event, self._world.network.now))
+        self._carry_out_all(self.core.handle(event, self._now))
 
     def told(self, message: msg.ToServer) -> None:
         """See `Reachable`."""
@@ -147,7 +152,7 @@ class Machine:
             parcel = wires.peek(self.server, peer, level)
             if parcel is None:
                 return
-            self.core.heard(peer, level, self._world.network.now)
+            self.core.heard(peer, level, self._now)
             verdict = self.core.admit(peer, parcel.header)
             if verdict is ev.Verdict.WAIT:
                 break
@@ -166,7 +171,7 @@ class Machine:
 
     def heard(self, peer: int, level: int, stands_in: bool = False) -> None:
         """A heartbeat came in, of the peer or of its stand-in."""
-        self.core.heard(peer, level, self._world.network.now)
+        self.core.heard(peer, level, self._now)
         if stands_in:
             self.handle(ev.StoodIn(peer, level))
 
@@ -199,22 +204,22 @@ class Machine:
             self._world.promises.admitted(self.server, peer, parcel.view, self.core.view)
         if isinstance(verdict, Place) and not self._memory.write(parcel, verdict):
             return
-        self._carry_out_all(self.core.received(peer, header, text, self._world.network.now))
+        self._carry_out_all(self.core.received(peer, header, text, self._now))
 
     def _tick_if_urgent(self) -> None:
         while self.process.runs and self.core.urgent:
-            self._carry_out_all(self.core.handle(ev.Tick(), self._world.network.now))
+            self._carry_out_all(self.core.handle(ev.Tick(), self._now))
 
     def _wake(self, due: float) -> None:
         def tick() -> None:
             world = self._world
-            self.core.flows(world.wires.flows(self.server), world.network.now)
+            self.core.flows(world.wires.flows(self.server), self._now)
             self.handle(ev.Tick())
             if not self.over:
-                now = self._world.network.now
+                now = self._now
                 self._wake(max(self.core.next_deadline(now), now + 1e-4))
 
-        self._world.network.at(due, lambda: self.process.tick(tick))
+        self._world.network.at(self.process.when_s(due), lambda: self.process.tick(tick))
 
     # --- instructions ----------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from bml.sim.world.network import Network
 from bml.sim.world.process import Process
 from bml.sim.world.ranks import Ranks
 from bml.sim.world.settings import Settings
-from bml.topology import Fabric
+from bml.topology import Fabric, InvariantError
 
 _REDIAL_S = 0.05
 _WAYS = ("down", "up")
@@ -93,11 +93,16 @@ class SimulatedCoordinator:
         """Let the core react, and carry out its instructions."""
         if self.over:
             return
-        self.process.each(self.core.handle(event, self.owner.network.now), self._carry_out)
+        self.process.each(self.core.handle(event, self.now), self._carry_out)
         for incarnation in self.core.view.joined if self.core.view else ():
             self.meet(incarnation.server, incarnation.number)
         self._schedule()
         self._report()
+
+    @property
+    def now(self) -> float:
+        """The time on its machine's clock."""
+        return self.owner.network.now - self.process.behind_s
 
     @property
     def text(self) -> str:
@@ -157,11 +162,10 @@ class SimulatedCoordinator:
             self.owner.post(self.channels[instruction.server], instruction.message)
 
     def _schedule(self) -> None:
-        network = self.owner.network
-        due = self.core.next_deadline(network.now)
+        due = self.core.next_deadline(self.now)
         if self.lives and due < self._wake_at and not self.finished:
             self._wake_at = due
-            network.at(due, lambda: self._wake(due))
+            self.owner.network.at(self.process.when_s(due), lambda: self._wake(due))
 
     def _wake(self, due: float) -> None:
         if due == self._wake_at:
@@ -249,25 +253,28 @@ class SimulatedCoordinators:
 
     def _start(self, term: int) -> SimulatedCoordinator:
         """Start a coordinator of the launcher: a first one, or a successor."""
-        coordinator = SimulatedCoordinator(self, term, self._core(term), Process())
+        coordinator = SimulatedCoordinator(self, term, self._core(term, self.network.now), Process())
         self._load.add(coordinator.process)
         coordinator.heartbeat()
         return self._begin(coordinator)
 
     def _start_beside(self, term: int, host: int, process: Process) -> SimulatedCoordinator:
         """Start a coordinator of a rank, in the process that it has for them."""
-        coordinator = SimulatedCoordinator(self, term, self._core(term), process, host)
+        core = self._core(term, self.network.now - process.behind_s)
+        coordinator = SimulatedCoordinator(self, term, core, process, host)
         view = self._servers[host].core.view
         coordinator.numbers = {each.server: each.number for each in view.joined} if view else {}
         return self._begin(coordinator)
 
-    def _core(self, term: int) -> coord.Coordinator:
+    def _core(self, term: int, now: float) -> coord.Coordinator:
         settings = self._settings
         return coord.Coordinator(
-            self._fabric, term, self._timeouts, settings.min_servers, self.network.now, settings.absent
+            self._fabric, term, self._timeouts, settings.min_servers, now, settings.absent
         )
 
     def _begin(self, coordinator: SimulatedCoordinator) -> SimulatedCoordinator:
+        if any(each.term == coordinator.term for each in self.started):
+            raise InvariantError(f"two coordinators have the term {coordinator.term}")
         self.started.append(coordinator)
         host = "" if coordinator.host is None else f" beside rank {coordinator.host}"
         self.job.point("takeover", f"coordinator {coordinator.term} starts{host}")
@@ -308,7 +315,7 @@ class SimulatedCoordinators:
             case "clock-step":
                 self.launcher.clock_offset_s += amount
             case _:
-                raise ValueError(f"there is no mishap {kind}")
+                raise InvariantError(f"there is no mishap {kind}")
 
     def crash(self) -> None:
         """The newest coordinator dies."""
@@ -331,10 +338,11 @@ class SimulatedCoordinators:
                 self.ranks.freeze_spare(coordinator.host)
             self._thaw_after(for_s, coordinator.process, f"coordinator {coordinator.term} thaws")
 
-    def freeze_beside(self, server: int, for_s: float) -> None:
-        """The machine of a rank is stopped, with its process for coordinators."""
+    def freeze_beside(self, server: int, for_s: float, behind_s: float) -> None:
+        """The machine of a rank is stopped, with all that runs there; its clock is late by so much then."""
         spare = self.ranks.freeze_spare(server)
         if spare is not None:
+            spare.behind_s += behind_s
             self._thaw_after(for_s, spare, f"the process for coordinators of rank {server} thaws")
 
     def _thaw_after(self, for_s: float, process: Process, text: str) -> None:
@@ -492,11 +500,11 @@ class SimulatedCoordinators:
             if node.process.answers and coordinator.process.answers and not is_cut:
                 self._connect(coordinator, server)
                 return
-            since = coordinator.failing_since.setdefault(server, self.network.now)
+            since = coordinator.failing_since.setdefault(server, coordinator.now)
             if not node.process.alive and not is_cut:
                 self._say(coordinator, coord.Gone(server, "its process is gone"))
                 return
-            for_s = self.network.now - since
+            for_s = coordinator.now - since
             self._say(coordinator, coord.Unreached(server, "cannot be reached", for_s))
             self.network.after(_REDIAL_S, attempt)  # it may come back, and must learn that it is out
 

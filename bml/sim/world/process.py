@@ -16,11 +16,17 @@ class Process:
     def __init__(self) -> None:
         self.alive = True
         self.frozen = False
+        self.behind_s = 0.0
+        """By how much its clock is slow: that of a machine stands still while the machine is paused."""
         self.stopped = False
         """Whether it is dead, or will never go on."""
         self._briefly = False
         self._held: deque[Action] = deque()
         self._due: Action | None = None
+
+    def when_s(self, due: float) -> float:
+        """When its clock shows this time, at the latest: sums of floats are not exact."""
+        return due + self.behind_s + 1e-9 if self.behind_s else due
 
     @property
     def runs(self) -> bool:

@@ -73,7 +73,7 @@ class Rank:
 
     def look(self) -> None:
         """Carry out what the election says."""
-        voter, now = self._voter, self._ranks.network.now
+        voter, now = self._voter, self._now
         if voter.over or not voter.process.alive:
             return
         core, view = voter.core, voter.core.view
@@ -115,15 +115,21 @@ class Rank:
         """The coordinator of this term has ended by itself."""
 
         def hear() -> None:
-            self.election.ended(term, self._ranks.network.now)
+            self.election.ended(term, self._now)
             self.look()
 
         self.soon(hear)
+
+    @property
+    def _now(self) -> float:
+        """The time on the rank's clock."""
+        return self._ranks.network.now - self._voter.process.behind_s
 
     # --- the process for coordinators ------------------------------------------------------------
 
     def _prepare(self) -> None:
         network, spare = self._ranks.network, Process()
+        spare.behind_s = self._voter.process.behind_s
         self.spare, self.coordinators = spare, []
         self._ranks.load.add(spare)
 
@@ -162,7 +168,7 @@ class Rank:
     def _lost(self, spare: Process) -> None:
         if spare is self.spare:
             self.spare = None
-            self.election.lost(self._ranks.network.now)
+            self.election.lost(self._now)
             self.look()
 
     def _die(self, spare: Process | None) -> None:
@@ -190,7 +196,8 @@ class Rank:
     def _schedule(self, due: float) -> None:
         if due < self._wake_at:
             self._wake_at = due
-            self._ranks.network.at(due, lambda: self._voter.process.run(lambda: self._wake(due)))
+            at_s = self._voter.process.when_s(due)
+            self._ranks.network.at(at_s, lambda: self._voter.process.run(lambda: self._wake(due)))
 
     def _wake(self, due: float) -> None:
         if due == self._wake_at:
