@@ -139,6 +139,14 @@ def test_every_server_that_appears_is_asked() -> None:
     assert driver.give(coord.Connected(2)) == [coord.Post(2, msg.Who(1))]
 
 
+def test_a_server_that_asks_whether_it_is_there_is_answered_at_once(steady: Driver) -> None:
+    """Also before its Status, for which other messages wait, and while it gathers."""
+    driver = Driver()
+    driver.give(coord.Connected(2))
+    assert driver.heard(2, msg.Ask(2)) == [coord.Post(2, msg.Noted(1))]
+    assert steady.heard(0, msg.Ask(0)) == [coord.Post(0, msg.Noted(1))]
+
+
 def test_it_waits_for_all_servers_then_freezes() -> None:
     driver = Driver()
     assert posts(msg.Freeze, driver.appear(0, 1)) == []

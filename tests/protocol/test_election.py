@@ -12,8 +12,8 @@ TIMEOUTS = Timeouts.of(0.5)
 ALL = (0, 1, 2, 3)
 
 
-def seen(term: int = -1, is_open: bool = False, n: int = 0, members=None, suspected=()) -> Seen:
-    return Seen(term, is_open, n, members, frozenset(suspected))
+def seen(term: int = -1, is_open: bool = False, n: int = 0, members=None, suspected=(), unanswered=0) -> Seen:
+    return Seen(term, is_open, n, members, frozenset(suspected), unanswered)
 
 
 def one(rank: int, now: float = 0.0, *, joins: bool = False) -> CoordinatorElection:
@@ -97,6 +97,27 @@ def test_a_coordinator_is_silent_whose_rank_is_suspected() -> None:
 @pytest.mark.parametrize("suspected", [{2}, {1}])
 def test_a_coordinator_may_be_silent_while_its_rank_is_heard(suspected: set[int]) -> None:
     assert first_start(attended(3), seen(1, True, 7, ALL, suspected), 2.0, 60.0) is None
+
+
+def test_a_coordinator_that_answers_nothing_is_replaced() -> None:
+    """Its line is open, and its rank is heard."""
+    election = attended(1)
+    assert first_start(election, seen(1, True, 7, ALL, unanswered=1), 2.0, 60.0) is None
+    start = first_start(election, seen(1, True, 7, ALL, unanswered=2), 60.0, 70.0)
+    assert start == (pytest.approx(60.0 + 2 * TIMEOUTS.heartbeat_s, abs=0.02), 2)
+
+
+def test_successors_that_answer_nothing_may_be_slower_each_and_for_a_while() -> None:
+    election, now, patience = attended(3), 2.0, []
+    for n in (10, 20, 30, 40, 50):
+        election.saw(seen(n, True, n, ALL), now)
+        for unanswered in range(100):
+            election.saw(seen(n, True, n, ALL, unanswered=unanswered), now)
+            if isinstance(election.look(now + 1.0), Start):
+                patience.append(unanswered)
+                break
+        now += 2.0 if n < 40 else 1000.0
+    assert patience == [2, 4, 8, 16, 2]
 
 
 def test_a_message_shows_that_the_coordinator_lives() -> None:

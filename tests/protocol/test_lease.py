@@ -1,4 +1,4 @@
-"""A server that leaves goes alone if no coordinator answers, and at once if its launcher is gone."""
+"""A server that needs a coordinator asks for it; one that leaves goes alone if none answers."""
 
 from __future__ import annotations
 
@@ -60,3 +60,50 @@ def test_a_server_that_has_ended_needs_a_coordinator_only_from_a_launcher() -> N
     lease.abandon()
     assert lease.lacks_view(False, True, 1e6) == ""
     assert lease.lacks_view(False, True, 1e6 + 3.0) == "2.25 s"
+
+
+def asked_at(lease: CoordinatorLease, until_s: float, *, needs_view: bool, waits: bool) -> list[float]:
+    """When it asks, if it looks every 0.1 s and hears nothing."""
+    times = (tick / 10 for tick in range(int(until_s * 10) + 1))
+    return [now for now in times if lease.asks(needs_view, waits, now)]
+
+
+def test_a_server_that_needs_a_view_asks_every_detect_s() -> None:
+    lease = CoordinatorLease(TIMES)
+    assert asked_at(lease, 2.0, needs_view=True, waits=False) == [0.5, 1.0, 1.5, 2.0]
+    assert lease.unanswered == 4
+    assert not lease.in_vain, "it gives up after orphan_s, see lacks_view"
+    lease.heard(2.1)
+    assert lease.unanswered == 0
+
+
+def test_one_that_waits_for_long_asks_now_and_then_and_gives_up() -> None:
+    lease = CoordinatorLease(TIMES)
+    assert asked_at(lease, 119.0, needs_view=False, waits=True) == [30.0, 60.0, 90.0]
+    assert not lease.in_vain
+    assert lease.asks(False, True, 120.0)
+    assert lease.in_vain
+
+
+def test_one_that_needs_nothing_asks_nothing() -> None:
+    lease = CoordinatorLease(TIMES)
+    assert lease.asks(True, False, 0.0) is False
+    assert lease.asks(True, False, 0.5)
+    assert not lease.asks(False, False, 0.6)
+    assert lease.unanswered == 0
+    assert asked_at(lease, 100.0, needs_view=False, waits=False) == []
+
+
+def test_a_server_that_comes_to_need_a_view_asks_sooner() -> None:
+    lease = CoordinatorLease(TIMES)
+    assert not lease.asks(False, True, 0.0)
+    assert not lease.asks(True, True, 10.0)
+    assert lease.asks(True, True, 10.5)
+
+
+def test_time_in_which_it_was_stopped_is_one_question() -> None:
+    lease = CoordinatorLease(TIMES)
+    assert not lease.asks(True, False, 0.0)
+    assert lease.asks(True, False, 1000.0)
+    assert not lease.asks(True, False, 1000.4)
+    assert lease.unanswered == 1
