@@ -37,6 +37,8 @@ from bml.topology import Fabric
 _LOADED_S = 400.0
 #: After so many failing starts a launcher may give up, with the other mishaps of coordinators.
 _MANY_STARTS = 6
+_CLOSES_S = 0.3
+"""How long a program takes to end after an error, at most."""
 _WAYS = 12
 """So often slow ways are gone in a step, one after the other, at most."""
 
@@ -204,7 +206,8 @@ class Simulation:
     def _join(self, server: int) -> None:
         """Start a server that is dead, or out, in another incarnation."""
         old = self.machines[server]
-        if self.finished or (old.process.alive and (old.done or not old.over)):
+        ended = self.finished and not self.settings.elects  # the launcher starts no server then
+        if ended or (old.process.alive and (old.done or not old.over)):
             return
         if old.process.alive:
             self._crash(server)
@@ -311,7 +314,7 @@ class Simulation:
         slow_s = _WAYS * self.settings.delays.longest_s * self.settings.steps
         deadline_s = max(deadline_s, self._deadline_s, slow_s)
         if self.settings.elects:
-            deadline_s += self.timeouts.orphan_s  # one that was started again as the others ended
+            deadline_s += self.timeouts.orphan_s  # those that are done ask only now and then
         if self._headless:
             servers = self.fabric.servers
             hops = max(len(self.fabric.route(a, b)) for a in servers for b in servers)
@@ -401,6 +404,8 @@ class Simulation:
     def left(self, server: int, is_done: bool) -> None:
         """See `World`."""
         self.coordinators.left(server, is_done)
+        if self.settings.elects and not is_done:  # its program ends, too
+            self.network.after(self.network.random.uniform(0, _CLOSES_S), self.machines[server].end)
 
     def tell(self, server: int, message: msg.ToCoordinator) -> None:
         """A server's message to its coordinator."""

@@ -5,7 +5,7 @@ import random
 import pytest
 from sampled import first
 
-from bml.protocol.coordinator.election import CoordinatorElection, Prepare, Seen, Start
+from bml.protocol.coordinator.election import CoordinatorElection, GiveUp, Prepare, Probe, Seen, Start
 from bml.protocol.timeouts import Timeouts
 
 TIMEOUTS = Timeouts.of(0.5)
@@ -132,6 +132,33 @@ def test_a_rank_outside_of_the_view_starts_none(members: tuple[int, ...] | None)
     election = CoordinatorElection(2, 4, TIMEOUTS, 0.0, joins=True)
     election.ready()
     assert first_start(election, seen(1, False, 1, members), 0.0, 100.0) is None
+
+
+def test_one_that_joins_gives_up_when_the_processes_of_all_others_are_gone() -> None:
+    election = CoordinatorElection(2, 4, TIMEOUTS, 0.0, joins=True)
+    assert election.look(0.9) is None
+    assert election.next_deadline(0.9) == 1.0
+    assert election.look(1.0) == Probe()
+    assert election.look(1.0) is None, "it waits for what the probe finds"
+    election.probed(False, 1.1)
+    assert election.look(2.2) == Probe()
+    election.probed(False, 2.3)
+    assert election.look(3.4) == GiveUp()
+    assert election.look(100.0) is None
+
+
+def test_one_that_joins_waits_while_somebody_may_be_there() -> None:
+    election = CoordinatorElection(2, 4, TIMEOUTS, 0.0, joins=True)
+    for second in range(1, 100):
+        assert election.look(float(second)) == Probe()
+        election.probed(second % 2 == 0, float(second))
+
+
+@pytest.mark.parametrize("state", [seen(1, True, 3), seen(1, False, 3, ALL)])
+def test_one_that_is_called_or_in_a_view_looks_for_nobody(state: Seen) -> None:
+    election = CoordinatorElection(2, 4, TIMEOUTS, 0.0, joins=True)
+    election.saw(state, 5.0)
+    assert not isinstance(election.look(5.0), Probe)
 
 
 def test_a_lost_process_is_prepared_again() -> None:

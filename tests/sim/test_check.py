@@ -21,11 +21,15 @@ from bml.topology import parse
 MOST_SEEDS = 3000
 
 FIRST_TRIED = {
-    "forget_accepted_views": 220,
+    "forget_accepted_views": 505,
+    "keep_without_bound": 185,
+    "share_terms": 295,
+    "trust_an_open_line": 835,
+    "hear_no_silence": 300,
     "work_on_while_frozen": 380,
     "let_a_joiner_forget_its_promises": 955,
     "takeover_with_the_epoch_in_force": 350,
-    "lose_the_end": 975,
+    "lose_the_end": 1130,
     "read_terms_from_a_clock": 170,
     "give_up_the_busy": 140,
     "judge_by_one_round": 845,

@@ -129,9 +129,11 @@ def test_a_rank_that_was_started_again_is_let_in_once_the_store_answers() -> Non
 
 def test_a_rank_that_comes_when_all_have_ended_says_so() -> None:
     simulation = simulate(
-        Mishap("crash", (5,), at("commit", 60)), Mishap("join", (5,), at("Shutdown", 1)), steps=8
+        Mishap("crash", (5,), at("commit", 60)), Mishap("join", (5,), at("Shutdown", 8, 0.001)), steps=8
     )
-    assert isinstance(simulation.history.errors.get(5), FabricError | None)
+    assert done(simulation) == [0, 1, 2, 3, 4, 6, 7, 8]
+    assert "all others had ended" in str(simulation.history.errors[5])
+    assert simulation.network.now < 5
 
 
 @pytest.mark.slow

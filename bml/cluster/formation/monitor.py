@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,13 +15,15 @@ from bml.cluster.formation.entries import Entries
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import JobSpec
 from bml.io.interruptible import Event
-from bml.protocol.coordinator.election import CoordinatorElection, Order, Prepare, Start
+from bml.protocol.coordinator.election import CoordinatorElection, GiveUp, Order, Prepare, Probe, Start
 
 _LOG = logging.getLogger(__name__)
 
 #: How often the store is asked for joiners, in seconds.
 _JOINERS_EVERY_S = 0.2
 _REOPEN_EVERY_S = 1.0
+_PROBE_S = 1.0
+"""How long a connection to another rank may take that shows whether it is there, in seconds."""
 #: How long a coordinator of this rank may take to tell the others of the end, in seconds.
 _LAST_WORDS_S = 3.0
 
@@ -138,6 +141,12 @@ class Monitor:
                 except (OSError, RuntimeError) as error:  # no thread can start at the end of a process
                     _LOG.warning("no process for coordinators could be started: %s", error)
                     self._election.lost(time.monotonic())
+            case Probe():
+                assert server is not None
+                self._election.probed(_anybody(server), time.monotonic())
+            case GiveUp():
+                assert server is not None
+                server.let_go()
             case Start(term):
                 assert self._spare is not None
                 assert server is not None
@@ -155,6 +164,22 @@ class Monitor:
         process = self._spare
         if process is not None:
             process.send("join", self._group, *joined)
+
+
+def _anybody(server: Server) -> bool:
+    """Whether any other rank may be there: its machine does not say that its process is gone."""
+    others = server.membership().contacts
+    for rank, contact in others.items():
+        if rank == server.server:
+            continue
+        try:
+            socket.create_connection(contact.control, _PROBE_S).close()
+        except ConnectionRefusedError:
+            continue
+        except OSError:
+            return True
+        return True
+    return False
 
 
 class JoinWatch:

@@ -255,6 +255,10 @@ class Server:
         self.leave(why)
         self._shell.request(ev.Abandoned())
 
+    def let_go(self) -> None:
+        """End this server, which was in no view: all others have ended. Calls raise Evicted."""
+        self._shell.request(ev.Alone())
+
     @property
     def leaves(self) -> bool:
         """Whether it was asked to go."""

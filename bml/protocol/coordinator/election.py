@@ -14,6 +14,8 @@ State table, as a rank sees the coordinator of its group:
     leading   it has ended, or has no line within `starts_s`     without   the turns begin
     any       its process is gone, or did not start              without   with a coordinator of its own
     any       this rank is a spare                               same      Prepare a process, if it has none
+    without   this rank joins, and no coordinator has called     same      Probe, again and again
+    without   it joins, and two probes have found nobody         same      GiveUp
 
 **Turns.** The ranks take turns in the order of their numbers, `slot_s` seconds apart; those that are
 suspected are passed over. In the first formation rank 0 starts at once, and the turns are long, as processes
@@ -38,6 +40,8 @@ from bml.protocol.timeouts import Timeouts
 _SPARES = 2
 _FIRST_SLOT_S = 5.0
 _RETRY_S = 1.0
+_PROBE_EVERY_S = 1.0
+_PROBES = 2
 _STARTS_S = 5.0
 _UNANSWERED, _MOST_UNANSWERED = 2, 16
 """So many questions may stay unanswered: after each coordinator that gave no answer twice as many, up to the
@@ -73,7 +77,15 @@ class Start(NamedTuple):
     term: int
 
 
-Order = Prepare | Start
+class Probe(NamedTuple):
+    """See whether any other rank is there, and say what was found; see `CoordinatorElection.probed`."""
+
+
+class GiveUp(NamedTuple):
+    """All others have ended, and nobody will let this rank in."""
+
+
+Order = Prepare | Start | Probe | GiveUp
 
 
 class CoordinatorElection:
@@ -108,6 +120,9 @@ class CoordinatorElection:
         self._most_unanswered = _UNANSWERED
         self._impatient_at = now
         """From then on the fewest unanswered questions are enough again."""
+        self._probe_at = now + _PROBE_EVERY_S
+        self._n_alone = 0
+        """How many probes in a row have found nobody."""
         self._given_up = -1
         """How many messages had come when the coordinator at the open line was given up."""
         self._seen = Seen(-1, False, 0, None, frozenset())
@@ -130,6 +145,11 @@ class CoordinatorElection:
         """The process is gone, and a coordinator in it; or it did not start, and is tried a little later."""
         self._ready, self._prepare_at = False, now if self._ready else now + _RETRY_S
         self.ended(self._own_term, now)
+
+    def probed(self, somebody: bool, now: float) -> None:
+        """A probe has found that some other rank may be there, or that the processes of all are gone."""
+        self._n_alone = 0 if somebody else self._n_alone + 1
+        self._probe_at = now + _PROBE_EVERY_S
 
     def ended(self, term: int, now: float) -> None:
         """This rank's coordinator of this term has ended, or was deposed."""
@@ -156,6 +176,9 @@ class CoordinatorElection:
 
     def look(self, now: float) -> Order | None:
         """Return the order to carry out now, if any. It counts as carried out."""
+        if self._is_outside and now >= self._probe_at:
+            self._probe_at = float("inf")
+            return GiveUp() if self._n_alone >= _PROBES else Probe()
         place = self._place()
         if place is None:
             return None
@@ -175,7 +198,12 @@ class CoordinatorElection:
         place = self._place()
         if place is not None and self._state == "without" and self._ready:
             due = min(due, self._turn_at(place))
-        return max(now, due)
+        return max(now, min(due, self._probe_at) if self._is_outside else due)
+
+    @property
+    def _is_outside(self) -> bool:
+        """Whether this rank joins, is in no view yet, and no coordinator is connected."""
+        return self._joins and self._seen.members is None and not self._seen.is_open
 
     def _become_without(self, now: float) -> None:
         self._state, self._since, self._silent = "without", now, None

@@ -222,6 +222,13 @@ class ServerCore:
                 return [Tell(self._leaving)]
             case ev.Abandoned():
                 return self._lease.abandon()
+            case ev.Alone():
+                if self.view is not None or self._member.stopped:
+                    return []
+                what = (
+                    f"server {self.server} was started again, and all others had ended before it was let in"
+                )
+                return self._steps.stop(Evicted(what))
             case ev.Control(message):
                 return self._control(message, now)
             case ev.PeerLost(peer, level, kind, why):

@@ -97,6 +97,10 @@ class Abandoned(Struct, frozen=True):
     """The launcher is gone: nothing starts another coordinator."""
 
 
+class Alone(Struct, frozen=True):
+    """All other servers have ended, and this one was in no view yet."""
+
+
 class PeerLost(Struct, frozen=True):
     """The connection to (peer, level) broke."""
 
@@ -180,10 +184,20 @@ class ResultFetched(Struct, frozen=True):
 
 
 SharedStepEvent = Gathered | Summed | CallDiffers | ResultFetched
-FromUser = (
-    Submit | Follow | Ready | CanSendState | SendState | Prepared | Arrived | Leaving | Abandoned | Ended
+FromUser = Submit | Follow | Ready | CanSendState | SendState | Prepared | Arrived | Leaving | Ended
+FromLauncher = Abandoned | Alone
+Event = (
+    FromUser
+    | FromLauncher
+    | PeerLost
+    | Proved
+    | OwnNicLost
+    | Losing
+    | StoodIn
+    | Control
+    | Tick
+    | SharedStepEvent
 )
-Event = FromUser | PeerLost | Proved | OwnNicLost | Losing | StoodIn | Control | Tick | SharedStepEvent
 
 
 # --- instructions --------------------------------------------------------------------------------

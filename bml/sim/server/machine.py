@@ -363,9 +363,10 @@ class Machine:
             raise PromiseBroken(4, f"server {self.server} leaves, its user waits for ever")
         self._world.left(self.server, is_done=not self.over)
         self.over = self.user.over = True
-        self._world.network.after(_LINGER_S, self._end)
+        self._world.network.after(_LINGER_S, self.end)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """The process ends."""
         self.process.die()
         self._world.wires.die(self.server)
 

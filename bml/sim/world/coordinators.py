@@ -16,6 +16,7 @@ from typing import Protocol
 
 from bml.protocol.coordinator import core as coord
 from bml.protocol.server.core import ServerCore
+from bml.protocol.server.events import Event
 from bml.protocol.timeouts import Timeouts
 from bml.protocol.wire import messages as msg
 from bml.protocol.wire.validate import check_for_server, check_from_server
@@ -45,6 +46,9 @@ class Reachable(Protocol):
     @property
     def is_led(self) -> bool:
         """Whether the line to a coordinator is open."""
+
+    def handle(self, event: Event) -> None:
+        """Let the core react."""
 
     def told(self, message: msg.ToServer) -> None:
         """A message of a coordinator came in."""
@@ -207,11 +211,11 @@ class SimulatedCoordinators:
         self.ranks = Ranks(
             network,
             timeouts,
-            settings.restart_s,
-            ["" if settings.shared_memory else str(server) for server in fabric.servers],
+            settings,
             servers,
             load,
             self._start_beside,
+            self._refuses,
             job.point,
         )
         self.started: list[SimulatedCoordinator] = []
@@ -390,6 +394,10 @@ class SimulatedCoordinators:
                 self._late.append((channel, action))
             else:
                 action()
+
+    def _refuses(self, a: int, b: int) -> bool:
+        """Whether a connection of server a shows that the process of server b is gone."""
+        return not (self._servers[b].process.alive or {a, b} & self.cut)
 
     def _is_cut(self, coordinator: SimulatedCoordinator, server: int) -> bool:
         return coordinator.host != server and (server in self.cut or coordinator.host in self.cut)

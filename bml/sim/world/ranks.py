@@ -7,15 +7,17 @@ killed by the rank when it is silent for too long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from bml.protocol.coordinator.election import CoordinatorElection, Prepare, Seen, Start
+from bml.protocol.coordinator.election import CoordinatorElection, GiveUp, Prepare, Probe, Seen, Start
 from bml.protocol.server.core import ServerCore
+from bml.protocol.server.events import Alone, Event
 from bml.protocol.timeouts import Timeouts
 from bml.sim.world.load import Load
 from bml.sim.world.network import Network
 from bml.sim.world.process import Process
+from bml.sim.world.settings import Settings
 
 _ALIVE_EVERY_S, _SILENT_TURNS = 0.25, 12
 """As bml.cluster.formation: how often the process gives a sign of life, and how many may be missing."""
@@ -36,6 +38,9 @@ class Voter(Protocol):
     @property
     def is_led(self) -> bool:
         """Whether the line to a coordinator is open."""
+
+    def handle(self, event: Event) -> None:
+        """Let the core react."""
 
 
 class Coordinator(Protocol):
@@ -87,10 +92,19 @@ class Rank:
                     self._prepare()
                 case Start(term):
                     self._start(term)
+                case Probe():
+                    self._probe()
+                case GiveUp():
+                    self._voter.handle(Alone())
         if self.election.leads and self._watched_term != self.election.own_term:
             self._watched_term = self.election.own_term
             self._watch(self._watched_term, {})
         self._schedule(self.election.next_deadline(now))
+
+    def _probe(self) -> None:
+        others = (each for each in self._ranks.voters if each != self._server)
+        somebody = not all(self._ranks.refuses(self._server, each) for each in others)
+        self.soon(lambda: self.election.probed(somebody, self._now))
 
     def close(self, within_s: float) -> None:
         """The rank is gone, or its program ends: so does the process for coordinators, a little later."""
@@ -208,23 +222,25 @@ class Rank:
 class Ranks:
     """The ranks of one job; `begin(term, rank, process)` makes a coordinator in a process.
 
-    `machines`: that of each rank, by name.
+    `refuses(a, b)`: whether the machine of rank b tells rank a that the process of b is gone.
     """
 
     def __init__(
         self,
         network: Network,
         timeouts: Timeouts,
-        restart_s: float,
-        machines: Sequence[str],
+        settings: Settings,
         voters: Mapping[int, Voter],
         load: Load,
         begin: Callable[[int, int, Process], Coordinator],
+        refuses: Callable[[int, int], bool],
         on_event: Callable[[str, str], None],
     ):
-        self.network, self.timeouts, self.restart_s = network, timeouts, restart_s
-        self.machines, self.voters, self.load = machines, voters, load
-        self.begin, self.on_event = begin, on_event
+        self.network, self.timeouts, self.restart_s = network, timeouts, settings.restart_s
+        self.voters, self.load = voters, load
+        self.machines = ["" if settings.shared_memory else str(rank) for rank in voters]
+        """That of each rank, by name."""
+        self.begin, self.refuses, self.on_event = begin, refuses, on_event
         self.crashes = 0
         """How many coordinators are still to crash on their start."""
         self.stalled_until_s = 0.0

@@ -115,6 +115,20 @@ def test_a_returned_rank_may_lead_and_die_again(tmp_path: Path) -> None:
         ranks.check_nothing_left()
 
 
+def test_a_rank_that_is_started_again_when_all_others_have_ended_says_so(tmp_path: Path) -> None:
+    with Ranks(tmp_path, 3, steps=200) as ranks:
+        ranks.start()
+        ranks.wait_for("step", n=20)
+        ranks.processes[2].kill()
+        ranks.end(2)
+        assert [ranks.end(rank) for rank in (0, 1)] == [(0, "")] * 2
+        ranks.start(2)
+        code, errors = ranks.end(2)
+        assert code == 1
+        assert "Evicted: server 2 was started again, and all others had ended before it was let in" in errors
+        ranks.check_nothing_left()
+
+
 def test_missing_ranks_are_named_in_time(tmp_path: Path) -> None:
     with Ranks(tmp_path, 4, settings={"start_s": 8.0}) as ranks:
         ranks.start(0, 2)
