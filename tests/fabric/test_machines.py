@@ -136,10 +136,9 @@ def test_an_agent_that_may_not_says_why() -> None:
         )
     with ours:
         assert json.loads(ours.recv(1 << 16)) == {
-            "is": "ended",
+            "is": "cannot",
             "name": "none",
-            "code": 1,
-            "words": "cannot have a PID namespace: Operation not permitted; "
+            "why": "cannot have a PID namespace: Operation not permitted; "
             "machines of their own need root and CAP_SYS_ADMIN",
         }
     assert process.wait() == 1

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bml.cluster.fleets.fork_server import ONE_THREAD
-from bml.cluster.process.agent import WORDS_NBYTES, Agent, packet
+from bml.cluster.process.agent import Agent, packet
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.starting import SOCKET, Helper
 from bml.errors import FabricError
@@ -37,6 +37,10 @@ _LOGS = (
     f"{MACHINE_FOLDER}/session_latest/logs/raylet.out",
 )
 _LINES = 6
+_MOST_TEXT = 1200
+"""So many characters may the last words of a machine have."""
+_SAYS_S = 5.0
+"""How long the launcher may take to make room for them."""
 _ENTRY = "from bml.cluster.fleets import machines; machines.main()"
 
 
@@ -50,6 +54,7 @@ class Machines:
         environment = {**os.environ, **ONE_THREAD, **what_we_import()}
         arguments = ["-P", "-c", _ENTRY, SOCKET, *map(str, inherited)]
         self._agent = Helper(arguments, inherited, environment, prints)
+        self._words: dict[str, str] = {}
 
     @property
     def sock(self) -> socket.socket:
@@ -72,12 +77,15 @@ class Machines:
 
         Raises EOFError if no machine can run any more.
         """
-        message = self._agent.receive()
-        if message is None:
-            raise EOFError
-        if message["is"] == "cannot":
-            return message["name"], 1, message["why"]
-        return message["name"], message["code"], message["words"]
+        while (message := self._agent.receive()) is not None:
+            match message:
+                case {"is": "words", "name": name, "words": words}:  # it ends at once
+                    self._words[name] = words
+                case {"is": "ended", "name": name, "code": code}:
+                    return name, code, self._words.pop(name, "")
+                case {"name": name, "why": why}:
+                    return name, 1, why
+        raise EOFError
 
     def close(self) -> None:
         """Kill every process of every machine and wait until all are gone. Idempotent."""
@@ -92,18 +100,25 @@ def main() -> None:
     try:
         isolation.isolate()
     except FabricError as error:
-        launcher.send(packet({"is": "ended", "name": NONE, "code": 1, "words": str(error)}))
+        launcher.send(packet({"is": "cannot", "name": NONE, "why": str(error)}))
         os._exit(1)
     Agent(launcher, partial(_run_machine, inherited)).run()
     os._exit(0)
 
 
-def _run_machine(inherited: list[int], message: dict[str, Any], say: int) -> int:
-    """See bml.cluster.process.agent.Body."""
-    namespace.enter(message["space"])
-    isolation.own_folders((MACHINE_FOLDER, _SHARED_MEMORY))
-    code = _run(message["command"], message["environment"], inherited, message["logged"])
-    os.write(say, _last_words().encode()[-WORDS_NBYTES:])
+def _run_machine(inherited: list[int], message: dict[str, Any], _: list[int], launcher: socket.socket) -> int:
+    """See bml.cluster.process.agent.Body. It says its last words to the launcher itself."""
+    code = 1
+    try:
+        namespace.enter(message["space"])
+        isolation.own_folders((MACHINE_FOLDER, _SHARED_MEMORY))
+        code = _run(message["command"], message["environment"], inherited, message["logged"])
+        words = _last_words()
+    except Exception as error:
+        words = str(error)
+    launcher.settimeout(_SAYS_S)
+    with suppress(OSError):
+        launcher.send(packet({"is": "words", "name": message["name"], "words": words[-_MOST_TEXT:]}))
     return code
 
 

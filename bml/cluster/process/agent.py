@@ -4,16 +4,17 @@
 and leads a session and the process group of that. When it ends, all processes of the group get SIGKILL,
 such as workers that load data. Processes that have left the group become children of the agent when their
 parent ends; they are ended with the job. When the launcher is gone, everything is killed; when the agent is
-killed, so is what it started. Messages are JSON, one a packet.
+killed, so is what it started. The fork server is milder, see `Agent`. Messages are JSON, one a packet.
 
     launcher  {"do": "start", "name", "command", "environment"}, with descriptors of standard output and
               error; without a command it is that of the agent's arguments. The environment is added to the
-              agent's own. An agent with a body has messages of its own
+              agent's own. An agent with a body has messages and descriptors of its own
               {"do": "signal", "name", "number"}    to all processes of the group
               {"do": "tell", "number"}              to those that have a handler for it, and to them alone
               {"do": "end", "grace_s"}              SIGTERM to all, and SIGKILL after so long
-    agent     {"is": "cannot", "name", "why"}       it cannot be started
-              {"is": "ended", "name", "code", "words"}    the code is negative for a signal
+    agent     {"is": "started", "name", "process"}  only by the fork server, which may be stopped later
+              {"is": "cannot", "name", "why"}       it cannot be started
+              {"is": "ended", "name", "code"}       the code is negative for a signal
               {"is": "told", "number", "names"}     those that have a handler
 
 It never waits for the launcher, which may start many before it reads. For ranks it is run as a file and
@@ -39,30 +40,38 @@ from typing import Any
 
 MOST_NBYTES = 1 << 17
 """Longest message."""
-WORDS_NBYTES = 1200
-"""So long may the last words of a process be."""
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _GONE_S = 5.0
 """How long processes may take to end after SIGKILL; then the agent gives up on them."""
 
 Message = dict[str, Any]
-Body = Callable[[Message, int], int]
-"""Runs in a forked process: it is given the message that started it, and a descriptor for its last words.
-Returns its exit status; a negative one is the signal by which it is to end."""
+Body = Callable[[Message, list[int], socket.socket], int]
+"""Runs in a forked process: it is given the message that started it, with its descriptors, and the socket to
+the launcher. Returns its exit status; a negative one is the signal by which it is to end."""
 
 
 class Agent:
-    """See the beginning of this module. With a `body` it starts forks that run this, else commands."""
+    """See the beginning of this module. With a `body` it starts forks that run this, else commands.
 
-    def __init__(self, launcher: socket.socket, body: Body | None = None, command: Sequence[str] = ()):
+    With `ending_s` its forks stay in its session, and it signals them alone, not what they start. They go on
+    when it is killed. Once the launcher is gone, they may take so long to end by themselves.
+    """
+
+    def __init__(
+        self,
+        launcher: socket.socket,
+        body: Body | None = None,
+        command: Sequence[str] = (),
+        ending_s: float | None = None,
+    ):
         self._launcher, self._body, self._command = launcher, body, command
+        self._makes_sessions, self._ending_s = ending_s is None, ending_s or 0.0
         self._unsent: deque[bytes] = deque()
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
-        self._prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if self._makes_sessions:
+            self._prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._names: dict[int, Any] = {}
         """Process -> name."""
-        self._words: dict[int, int] = {}
-        """Process -> descriptor of its last words."""
         self._ending_at: float | None = None
         signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes it
         for number in (signal.SIGUSR1, signal.SIGUSR2):  # not ignored, as what it starts would inherit that
@@ -72,19 +81,21 @@ class Agent:
 
     def run(self) -> None:
         """Obey the launcher until it is gone, or everything has ended that it wanted ended."""
+        launcher = self._launcher.fileno()
+        watched = [self._wake, launcher]
         while self._ending_at is None or self._children() or self._unsent:
             left_s = None if self._ending_at is None else max(0.0, self._ending_at - time.monotonic())
             if left_s == 0:
                 break
-            writable = [self._launcher.fileno()] if self._unsent else []
-            ready, _, _ = select.select([self._launcher.fileno(), self._wake], writable, [], left_s)
+            ready, _, _ = select.select(watched, [launcher] if self._unsent else [], [], left_s)
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
             self._send()
             self._reap()
-            if self._launcher.fileno() in ready and not self._obey():
-                break
+            if launcher in ready and not self._obey():
+                watched.remove(launcher)
+                self._ending_at = time.monotonic() + self._ending_s
         if os.getpid() != 1:  # the first process of a namespace takes all others along
             self._kill_all()
         self._send(_GONE_S)
@@ -95,6 +106,8 @@ class Agent:
             data, descriptors, _, _ = socket.recv_fds(self._launcher, MOST_NBYTES, 2)
         except ConnectionError:
             return False
+        for descriptor in descriptors:  # processes of a training function must not inherit them
+            os.set_inheritable(descriptor, False)
         if not data:
             return False
         message = read(data)
@@ -103,13 +116,13 @@ class Agent:
         elif message["do"] == "signal":
             for process, name in self._names.items():
                 if name == message["name"]:
-                    _signal(process, message["number"])
+                    self._signal(process, message["number"])
         elif message["do"] == "tell":
             self._tell(message["number"])
         else:
             for process in self._children():
-                _signal(process, signal.SIGTERM)
-                _signal(process, signal.SIGCONT)  # a frozen one has it now
+                self._signal(process, signal.SIGTERM)
+                self._signal(process, signal.SIGCONT)  # a frozen one has it now
             self._ending_at = time.monotonic() + message["grace_s"]
         return True
 
@@ -123,7 +136,7 @@ class Agent:
     def _start(self, message: Message, descriptors: list[int]) -> None:
         name = message["name"]
         try:
-            process = self._fork(message) if self._body else self._execute(message, descriptors)
+            process = self._fork(message, descriptors) if self._body else self._execute(message, descriptors)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             self._say({"is": "cannot", "name": name, "why": why})
@@ -132,6 +145,8 @@ class Agent:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._names[process] = name
+        if not self._makes_sessions:
+            self._say({"is": "started", "name": name, "process": process})
 
     def _execute(self, message: Message, descriptors: list[int]) -> int:
         """Run a command, with the two descriptors as standard output and error."""
@@ -154,34 +169,24 @@ class Agent:
         process.returncode = 0  # it is reaped below
         return process.pid
 
-    def _fork(self, message: Message) -> int:
-        """Run the body in a fork that leads a session."""
+    def _fork(self, message: Message, descriptors: list[int]) -> int:
+        """Run the body in a fork."""
         assert self._body is not None
-        words, say = os.pipe()
-        try:
-            process = os.fork()
-        except OSError:
-            os.close(words)
-            os.close(say)
-            raise
+        process = os.fork()
         if process:
-            os.close(say)
-            os.set_blocking(words, False)
-            self._words[process] = words
             return process
         code = 1
         try:
-            os.setsid()
-            self._prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            signal.set_wakeup_fd(-1)
+            if self._makes_sessions:
+                os.setsid()
+                self._prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            for descriptor in (signal.set_wakeup_fd(-1), self._wake):
+                os.close(descriptor)
             for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(number, signal.SIG_DFL)
-            self._launcher.close()
-            code = self._body(message, say)
+            code = self._body(message, descriptors, self._launcher)
             if code < 0:
                 os.kill(os.getpid(), -code)
-        except BaseException as error:
-            os.write(say, str(error).encode()[-WORDS_NBYTES:])
         finally:
             os._exit(code & 0xFF)
 
@@ -190,22 +195,11 @@ class Agent:
         with suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if found.si_pid in self._names:  # it is not reaped yet, so the number is still its own
-                    _signal(found.si_pid, signal.SIGKILL)
+                    self._signal(found.si_pid, signal.SIGKILL)
                 _, status = os.waitpid(found.si_pid, 0)
-                words = self._last_words(found.si_pid)
                 if found.si_pid in self._names:
                     code, name = os.waitstatus_to_exitcode(status), self._names.pop(found.si_pid)
-                    self._say({"is": "ended", "name": name, "code": code, "words": words})
-
-    def _last_words(self, process: int) -> str:
-        descriptor = self._words.pop(process, None)
-        if descriptor is None:
-            return ""
-        words = b""
-        with suppress(BlockingIOError):
-            words = os.read(descriptor, WORDS_NBYTES)
-        os.close(descriptor)
-        return words.decode(errors="replace")
+                    self._say({"is": "ended", "name": name, "code": code})
 
     def _kill_all(self) -> None:
         """Kill all children, then those that become children by that, until there are none."""
@@ -216,13 +210,15 @@ class Agent:
             if not children:
                 return
             for process in children:
-                _signal(process, signal.SIGKILL)
+                self._signal(process, signal.SIGKILL)
             select.select([self._wake], [], [], 0.05)
             with suppress(BlockingIOError):
                 os.read(self._wake, 4096)
 
     def _children(self) -> list[int]:
-        """Return the processes of which this is the parent."""
+        """Return the processes of which this is the parent; those that a preloaded module started go on."""
+        if not self._makes_sessions:
+            return [*self._names]
         found, parent = [], str(os.getpid())
         for entry in os.listdir("/proc"):
             with suppress(OSError, IndexError):  # it has ended
@@ -231,6 +227,14 @@ class Agent:
                     if words[1] == parent:  # a zombie may have threads that live: only waitid knows
                         found.append(int(entry))
         return found
+
+    def _signal(self, process: int, number: int) -> None:
+        """Send a signal to a process, and to all of its group if that was made for it."""
+        with suppress(OSError):
+            if self._makes_sessions and os.getpgid(process) == process:
+                os.killpg(process, number)
+            else:
+                os.kill(process, number)
 
     def _say(self, message: Message) -> None:
         self._unsent.append(packet(message))
@@ -258,15 +262,6 @@ def read(data: bytes) -> Message:
     """The message of a packet."""
     found: Message = json.loads(data.decode("utf-8", "surrogateescape"))
     return found
-
-
-def _signal(process: int, number: int) -> None:
-    """Send a signal to a process and all of its group, if it leads one."""
-    with suppress(OSError):
-        if os.getpgid(process) == process:
-            os.killpg(process, number)
-        else:
-            os.kill(process, number)
 
 
 def _handles(process: int, number: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from bml.cluster.process import agent
 from bml.cluster.process.agent import MOST_NBYTES, packet, read
-from bml.errors import FabricError
+from bml.errors import StartError
 from bml.io.forks import close_on_fork, close_whole, no_fork
 
 SOCKET = "SOCKET"
@@ -62,20 +62,26 @@ class Helper:
         inherited: Sequence[int],
         environment: Mapping[str, str],
         prints: bool = False,
+        own_session: bool = True,
     ):
         # Ctrl-C is the launcher's to handle.
-        self._process, self.sock = start_with_socket(
-            arguments, environment, inherited, kind=socket.SOCK_SEQPACKET, prints=prints
+        self.process, self.sock = start_with_socket(
+            arguments,
+            environment,
+            inherited,
+            kind=socket.SOCK_SEQPACKET,
+            prints=prints,
+            own_session=own_session,
         )
 
     def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send a message. If the process is gone, the next read shows it.
 
-        Raises FabricError for a message that is too long, as with an environment of 128 KiB.
+        Raises StartError for a message that is too long, as with an environment of 128 KiB.
         """
         data = packet(dict(message))
         if len(data) > MOST_NBYTES:
-            raise FabricError(
+            raise StartError(
                 f"a process cannot be started: its command and environment take {len(data)} bytes, "
                 f"{MOST_NBYTES} are possible"
             )
@@ -83,7 +89,7 @@ class Helper:
             socket.send_fds(self.sock, [data], list(descriptors))
         except OSError as error:
             if error.errno not in _GONE:
-                raise FabricError(f"a process cannot be started: {error.strerror}") from error
+                raise StartError(f"a process cannot be started: {error.strerror}") from error
 
     def receive(self) -> dict[str, Any] | None:
         """Return the next message, for which it waits; None if the process is gone."""
@@ -93,19 +99,19 @@ class Helper:
             return None
         return read(data) if data else None
 
-    def hang_up(self) -> None:
+    def hang_up(self, within_s: float = _ENDS_S) -> None:
         """Close the socket, which ends the process, and wait until it has ended. Idempotent."""
         close_whole(self.sock)
         try:
-            self._process.wait(_ENDS_S)
+            self.process.wait(within_s)
         except subprocess.TimeoutExpired:  # it is stopped, or stuck
             self.kill()
 
     def kill(self) -> None:
         """Kill the process, which has nothing to save. Idempotent."""
         close_whole(self.sock)
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
 
 def start_agent(environment: Mapping[str, str], command: Sequence[str] = ()) -> Helper:
