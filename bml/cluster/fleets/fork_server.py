@@ -1,14 +1,8 @@
 """The fork server: a process that imports everything once, and forks the processes of a job.
 
-`ForkServer` is the launcher's side; `main` runs in the fork server. That process has one thread, a socket to
-the launcher, and nothing of the job. It ends when the launcher is gone.
-
-    launcher    b"F" with a socket     fork a process that serves the launcher on this socket
-                b"K" and a process id  kill it, unless it has ended
-    fork server b"R"                   everything is imported
-                b"B" and a process id  the process has been forked
-                b"N"                   it could not be forked
-                b"E", a process id and its return code, negative for a signal
+`ForkServer` is the launcher's side; `main` runs in the fork server, an agent (bml.cluster.process.agent) that
+says {"is": "ready"} once everything is imported. It has one thread, a socket to the launcher, and nothing of
+the job. It ends when the launcher is gone.
 """
 
 from __future__ import annotations
@@ -18,31 +12,28 @@ import gc
 import json
 import logging
 import os
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from itertools import count
+from typing import Any, NoReturn
 
 from bml.cluster.fleets.preloading import preload
+from bml.cluster.process.agent import Agent, packet
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.output import outlive_readers
-from bml.cluster.process.starting import SOCKET, start_with_socket
+from bml.cluster.process.starting import SOCKET, Helper
 from bml.errors import StartError
-from bml.io.forks import close_whole
 from bml.io.interruptible import Condition
 from bml.io.limits import PROCESS_LIMIT
 
-_WORD = struct.Struct("=cqq")
 ENDING_S = 2.0
 """How long processes may take to end by themselves once their launcher is gone or has hung up, in seconds."""
 IMPORTS_S = 600.0
@@ -108,20 +99,17 @@ class ForkServer:
         environment = {**LONG_COPIES, **threads, **what_we_import()}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _LAUNCHERS)
         try:
-            self._process, self._sock = start_with_socket(
-                ["-P", "-c", _ENTRY, SOCKET, json.dumps(list(modules)), str(ending_s)],
-                environment,
-                prints=prints,
-                own_session=False,
-            )
+            arguments = ["-P", "-c", _ENTRY, SOCKET, str(ending_s), json.dumps(list(modules))]
+            self._helper = Helper(arguments, (), environment, prints, own_session=False)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._forking = threading.Lock()
         self._changed = Condition()
         self._ready = self._gone = False
-        self._forked: deque[int | None] = deque()
-        self._unwanted = 0
-        self._alive: set[int] = set()
+        self._numbers = count(1)
+        self._forked: dict[int, bool] = {}
+        """Number -> whether it could be forked."""
+        self._alive: dict[int, int] = {}
+        """Number -> process id."""
         self._returncodes: dict[int, int] = {}
         self.ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """A descriptor that can be read once a process has ended; see `heard`."""
@@ -129,117 +117,102 @@ class ForkServer:
         self._thread.start()
 
     def fork(self, sock: socket.socket, within_s: float) -> int:
-        """Make a process that serves the other end of `sock`, which is closed here; returns its id.
+        """Make a process that serves the other end of `sock`, which is closed here; returns its number.
 
         The time counts from when everything is imported. Raises StartError if it is not forked in time.
         """
-        with self._forking:  # processes are forked in the order of the requests
-            with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._gone, IMPORTS_S)
-            with sock, suppress(OSError):
-                socket.send_fds(self._sock, [_WORD.pack(b"F", 0, 0)], [sock.fileno()])
-            with self._changed:
-                self._changed.wait_for(lambda: self._forked or self._gone, within_s)
-                if self._forked:
-                    process = self._forked.popleft()
-                    if process is None:
-                        raise StartError(PROCESS_LIMIT)
-                    return process
-                self._unwanted += 1  # it may still be forked
-        raise StartError(f"no process could be made: {self._obstacle()}")
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._gone, IMPORTS_S)
+            number = next(self._numbers)
+        with sock:
+            self._helper.send({"do": "start", "name": number}, [sock.fileno()])
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._forked or self._gone, within_s)
+            is_forked = self._forked.get(number)
+        if is_forked is None:
+            self.kill(number)  # it may still be forked
+            raise StartError(f"no process could be made: {self._obstacle()}")
+        if not is_forked:
+            raise StartError(PROCESS_LIMIT)
+        return number
 
-    def kill(self, process: int) -> None:
+    def kill(self, number: int) -> None:
         """Kill a process, frozen or not; no effect if it has ended."""
-        if process in self._alive:
-            with suppress(OSError):
-                self._sock.send(_WORD.pack(b"K", process, 0))
+        if number not in self._returncodes:
+            with suppress(StartError):
+                self._helper.send({"do": "signal", "name": number, "number": signal.SIGKILL})
 
     def heard(self) -> None:
         """Make `ends` unreadable until another process has ended."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.ends)
 
-    def has_ended(self, process: int) -> bool:
+    def has_ended(self, number: int) -> bool:
         """Whether a process has ended; others may still hold its descriptors."""
-        return process in self._returncodes
+        return number in self._returncodes
 
-    def returncode(self, process: int, within_s: float = ENDING_S) -> int | None:
+    def returncode(self, number: int, within_s: float = ENDING_S) -> int | None:
         """Wait for the end of a process; return its return code, negative for a signal.
 
         Returns None if the fork server, which may be stopped, does not report it in time.
         """
         with self._changed:
-            self._changed.wait_for(lambda: process not in self._alive or self._gone, within_s)
-            return self._returncodes.get(process)
+            self._changed.wait_for(lambda: self.has_ended(number) or self._gone, within_s)
+            return self._returncodes.get(number)
 
     def close(self) -> None:
         """Kill every process and wait until all are gone. Idempotent."""
         with self._changed:
-            alive = sorted(self._alive)
-        for process in alive:
-            self.kill(process)
+            alive = list(self._alive)
+        for number in alive:
+            self.kill(number)
         with self._changed:
             if not self._changed.wait_for(lambda: not self._alive or self._gone, _ANSWERS_S):
                 self._kill_without()
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._helper.sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        close_whole(self._sock)
-        try:
-            self._process.wait(ENDING_S + _ANSWERS_S)
-        except subprocess.TimeoutExpired:  # it is stopped
-            self._process.kill()
-            self._process.wait()
+        self._helper.hang_up(ENDING_S + _ANSWERS_S)
         if self.ends >= 0:
             os.close(self.ends)
             self.ends = -1
 
     def _kill_without(self) -> None:
         """Kill every process and the fork server, which does not obey."""
-        self._process.send_signal(signal.SIGSTOP)  # it reaps no process now, so these ids are still theirs
+        self._helper.process.send_signal(signal.SIGSTOP)  # it reaps none now, so these ids are still theirs
         self._changed.wait_for(lambda: not self._alive, _STOPS_S)
-        for process in self._alive:
+        for process in self._alive.values():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        self._process.kill()
+        self._helper.process.kill()
 
     def _listen(self) -> None:
         """Take reports of forks and ends until the fork server is gone."""
-        with suppress(OSError):
-            while len(data := self._sock.recv(_WORD.size, socket.MSG_WAITALL)) == _WORD.size:
-                self._note(*_WORD.unpack(data))
+        while (message := self._helper.receive()) is not None:
+            with self._changed:
+                self._note(message)
+                self._changed.notify_all()
         with self._changed:
             self._gone = True  # its processes end with the launcher, or have ended
             self._changed.notify_all()
 
-    def _note(self, kind: bytes, process: int, code: int) -> None:
-        with self._changed:
-            if kind == b"R":
+    def _note(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"is": "ready"}:
                 self._ready = True
-            elif kind == b"N":
-                self._take(None)
-            elif kind == b"B":
-                self._alive.add(process)
-                self._returncodes.pop(process, None)  # of an older process with this id
-                self._take(process)
-            else:
-                self._alive.discard(process)
-                self._returncodes[process] = code
+            case {"is": "started", "name": number, "process": process}:
+                self._forked[number] = True
+                self._alive[number] = process
+            case {"is": "cannot", "name": number}:
+                self._forked[number] = False
+            case {"is": "ended", "name": number, "code": code}:
+                del self._alive[number]
+                self._returncodes[number] = code
                 os.eventfd_write(self.ends, 1)
-            self._changed.notify_all()
-
-    def _take(self, process: int | None) -> None:
-        """A request to fork is answered: with a process, or with None if none can be made."""
-        if not self._unwanted:
-            self._forked.append(process)
-            return
-        self._unwanted -= 1
-        if process is not None:
-            self.kill(process)
 
     def _obstacle(self) -> str:
         with suppress(subprocess.TimeoutExpired):  # its socket ends a moment before it does
-            status = self._process.wait(_EXITS_S if self._gone else 0)
+            status = self._helper.process.wait(_EXITS_S if self._gone else 0)
             return f"{sys.executable} exited with status {status}"
         return "the machine is too busy" if self._ready else f"the imports took longer than {IMPORTS_S:g} s"
 
@@ -247,67 +220,19 @@ class ForkServer:
 def main() -> None:
     """Fork processes for the launcher at the other end of the socket given as the first argument.
 
-    The second argument has the modules that are imported before that, see `preload`; the third says how long
-    processes may take to end once the launcher is gone, in seconds.
+    The second argument says how long they may take to end once the launcher is gone, in seconds; the last has
+    the modules that are imported before, see `preload`.
     """
-    preload(sys.argv[2])
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes it
-    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    gc.collect()
-    gc.freeze()
-    children: set[int] = set()
-    with suppress(ConnectionError):  # the launcher ended before it had read everything
-        sock.sendall(_WORD.pack(b"R", 0, 0))
-        _obey(sock, (wake_read, wake_write), children)
-    _end_all(children, sock, wake_read, float(sys.argv[3]))
-
-
-def _obey(sock: socket.socket, wake: tuple[int, int], children: set[int]) -> None:
-    """Carry out the launcher's orders until it is gone."""
+    preload(sys.argv[3])
     from bml.cluster.process import worker
 
-    while True:
-        ready, _, _ = select.select([sock.fileno(), wake[0]], [], [])
-        _reap(children, sock, wake[0])
-        if sock.fileno() not in ready:
-            continue
-        data, descriptors, _, _ = socket.recv_fds(sock, _WORD.size, 1)
-        if len(data) < _WORD.size:
-            return
-        kind, process, _ = _WORD.unpack(data)
-        if kind == b"K" and process in children:
-            os.kill(process, signal.SIGKILL)
-        if kind != b"F":
-            continue
-        os.set_inheritable(descriptors[0], False)  # processes of a training function must not inherit it
-        try:
-            child = os.fork()
-        except OSError:
-            os.close(descriptors[0])
-            sock.sendall(_WORD.pack(b"N", 0, 0))
-            continue
-        if child == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for descriptor in wake:
-                os.close(descriptor)
-            sock.close()
-            _run_forked(worker.serve, descriptors[0])
-        os.close(descriptors[0])
-        children.add(child)
-        sock.sendall(_WORD.pack(b"B", child, 0))
-
-
-def _end_all(children: set[int], sock: socket.socket, wake_read: int, within_s: float) -> None:
-    """End all processes after the launcher: running ones end by themselves, stopped ones are killed."""
-    deadline = time.monotonic() + within_s
-    while children and (left_s := deadline - time.monotonic()) > 0:
-        select.select([wake_read], [], [], left_s)
-        _reap(children, sock, wake_read)
-    for child in children:
-        os.kill(child, signal.SIGKILL)
+    launcher = socket.socket(fileno=int(sys.argv[1]))
+    agent = Agent(launcher, partial(_run_forked, worker.serve), ending_s=float(sys.argv[2]))
+    gc.collect()
+    gc.freeze()
+    with suppress(ConnectionError):  # the launcher has ended
+        launcher.send(packet({"is": "ready"}))
+    agent.run()
 
 
 def draw_anew() -> None:
@@ -331,28 +256,18 @@ def _forget_exit_handlers() -> None:
     atexit.register(logging.shutdown)
 
 
-def _run_forked(serve: object, descriptor: int) -> None:
-    """Run like a process of its own, with random numbers and an end of its own."""
+def _run_forked(
+    serve: Callable[[int], None], _: dict[str, Any], descriptors: list[int], launcher: socket.socket
+) -> NoReturn:
+    """Run like a process of its own, with random numbers and an end of its own. See agent.Body."""
+    raised: BaseException | None = None
     try:
+        launcher.close()
         _forget_exit_handlers()
         draw_anew()
         outlive_readers()
-        assert callable(serve)
-        serve(descriptor)
+        serve(descriptors[0])
     except BaseException as error:
-        end_children()
-        end_process(error)
+        raised = error
     end_children()
-    end_process(None)
-
-
-def _reap(children: set[int], sock: socket.socket, wake_read: int) -> None:
-    with suppress(BlockingIOError):
-        os.read(wake_read, 4096)
-    while children:
-        process, status = os.waitpid(-1, os.WNOHANG)
-        if process == 0:
-            return
-        children.discard(process)
-        with suppress(OSError):
-            sock.sendall(_WORD.pack(b"E", process, os.waitstatus_to_exitcode(status)))
+    end_process(raised)

@@ -95,7 +95,6 @@ class Machines:
 def main() -> None:
     """Run machines for the launcher at the other end of the socket given as the first argument."""
     launcher = socket.socket(fileno=int(sys.argv[1]))
-    launcher.set_inheritable(False)
     inherited = [int(each) for each in sys.argv[2:]]
     try:
         isolation.isolate()

@@ -79,7 +79,8 @@ def _is_of(name: str, package: str) -> bool:
 def preload(argument: str) -> None:
     """Import the modules in this JSON list; errors are left for the server that imports them again.
 
-    If that has started a thread, this process is replaced by one that preloads nothing.
+    It is the last argument of this process, which is replaced by one that preloads nothing if that has
+    started a thread.
     """
     n_before = _n_threads()
     for name in json.loads(argument):

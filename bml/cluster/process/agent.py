@@ -64,6 +64,7 @@ class Agent:
         command: Sequence[str] = (),
         ending_s: float | None = None,
     ):
+        launcher.set_inheritable(False)
         self._launcher, self._body, self._command = launcher, body, command
         self._makes_sessions, self._ending_s = ending_s is None, ending_s or 0.0
         self._unsent: deque[bytes] = deque()
@@ -82,23 +83,27 @@ class Agent:
     def run(self) -> None:
         """Obey the launcher until it is gone, or everything has ended that it wanted ended."""
         launcher = self._launcher.fileno()
-        watched = [self._wake, launcher]
+        heard = [launcher]
         while self._ending_at is None or self._children() or self._unsent:
             left_s = None if self._ending_at is None else max(0.0, self._ending_at - time.monotonic())
             if left_s == 0:
                 break
-            ready, _, _ = select.select(watched, [launcher] if self._unsent else [], [], left_s)
-            if self._wake in ready:
-                with suppress(BlockingIOError):
-                    os.read(self._wake, 4096)
-            self._send()
-            self._reap()
-            if launcher in ready and not self._obey():
-                watched.remove(launcher)
+            if launcher in self._wait(heard, left_s) and not self._obey():
+                heard.clear()
                 self._ending_at = time.monotonic() + self._ending_s
         if os.getpid() != 1:  # the first process of a namespace takes all others along
             self._kill_all()
         self._send(_GONE_S)
+
+    def _wait(self, heard: list[int], within_s: float | None) -> list[int]:
+        """Wait for the end of a child, which is reported, or for one of these descriptors to be readable."""
+        unsent = [self._launcher.fileno()] if self._unsent else []
+        ready, _, _ = select.select([self._wake, *heard], unsent, [], within_s)
+        with suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        self._send()
+        self._reap()
+        return ready
 
     def _obey(self) -> bool:
         """Carry out a message of the launcher; returns False if it is gone."""
@@ -204,16 +209,10 @@ class Agent:
     def _kill_all(self) -> None:
         """Kill all children, then those that become children by that, until there are none."""
         deadline = time.monotonic() + _GONE_S
-        while time.monotonic() < deadline:
-            self._reap()
-            children = self._children()
-            if not children:
-                return
+        while (children := self._children()) and time.monotonic() < deadline:
             for process in children:
                 self._signal(process, signal.SIGKILL)
-            select.select([self._wake], [], [], 0.05)
-            with suppress(BlockingIOError):
-                os.read(self._wake, 4096)
+            self._wait([], 0.05)
 
     def _children(self) -> list[int]:
         """Return the processes of which this is the parent; those that a preloaded module started go on."""
@@ -275,9 +274,7 @@ def _handles(process: int, number: int) -> bool:
 
 def main() -> None:
     """Be the agent of the launcher at the other end of the socket in the first argument."""
-    launcher = socket.socket(fileno=int(sys.argv[1]))
-    launcher.set_inheritable(False)
-    Agent(launcher, command=sys.argv[2:]).run()
+    Agent(socket.socket(fileno=int(sys.argv[1])), command=sys.argv[2:]).run()
 
 
 if __name__ == "__main__":
