@@ -32,8 +32,21 @@ class Closes(Protocol):
         ...
 
 
+class Inherited(Protocol):
+    """Memory that a child of C code must not have, and one of Python has for a moment."""
+
+    def before_fork(self) -> None:
+        """Let the child that is about to be forked have it."""
+        ...
+
+    def after_fork(self) -> None:
+        """In the parent: let no other child have it."""
+        ...
+
+
 _sockets: WeakSet[socket.socket] = WeakSet()
 _others: WeakSet[Forked] = WeakSet()
+_memory: WeakSet[Inherited] = WeakSet()
 
 
 def close_on_fork(sock: socket.socket) -> socket.socket:
@@ -45,6 +58,11 @@ def close_on_fork(sock: socket.socket) -> socket.socket:
 def on_fork(thing: Forked) -> None:
     """Call `thing.forked()` in every process that is forked from now on, while `thing` is in use."""
     _others.add(thing)
+
+
+def inherit(memory: Inherited) -> None:
+    """Call `before_fork` and `after_fork` of `memory` around every fork; to be called while `no_fork`."""
+    _memory.add(memory)
 
 
 _STARTING = threading.RLock()
@@ -66,6 +84,18 @@ def close_whole(end: Closes) -> None:
         end.close()
 
 
+def _before() -> None:
+    _STARTING.acquire()
+    for each in list(_memory):
+        each.before_fork()
+
+
+def _after() -> None:
+    for each in list(_memory):
+        each.after_fork()
+    _STARTING.release()
+
+
 def _forked() -> None:
     with ExitStack() as releases:  # each is tried, whatever another one raises
         releases.callback(_others.clear)
@@ -76,7 +106,5 @@ def _forked() -> None:
             releases.callback(thing.forked)
 
 
-os.register_at_fork(
-    before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release
-)
+os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_STARTING.release)
 os.register_at_fork(after_in_child=_forked)

@@ -46,12 +46,13 @@ class _Pages(np.ndarray[Any, Any]):
 class Mapping:
     """Mapped pages, unmapped when the last view of `view` is gone. Raises OSError."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "nbytes", "start")
+    __slots__ = ("__array_interface__", "__weakref__", "_unmap", "nbytes", "start")
 
     def __init__(self, nbytes: int, protection: int, flags: int, fd: int = -1):
         self.nbytes = nbytes
         self.start = _map(None, nbytes, protection, flags, fd)
-        weakref.finalize(self, _libc.munmap, self.start, nbytes).atexit = False
+        self._unmap = weakref.finalize(self, _libc.munmap, self.start, nbytes)
+        self._unmap.atexit = False
         self.__array_interface__ = {
             "version": 3,
             "shape": (nbytes,),
@@ -73,6 +74,10 @@ class Mapping:
         """Keep the bytes, which are those of this file, but share no later change of them. Raises OSError."""
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
         _map(self.start, self.nbytes, protection, flags, fd)
+
+    def forget(self) -> None:
+        """Nothing is mapped here in this process: what is, or will be at these addresses is another's."""
+        self._unmap.detach()
 
     def advise(self, advice: int) -> bool:
         """Advise the kernel (mmap.MADV_*); returns whether it knows this advice."""
@@ -107,9 +112,18 @@ class PrivateMemory:
 
 
 class SharedMemory:
-    """Zeroed memory in an anonymous file. Raises OSError when there is not enough."""
+    """Zeroed memory in an anonymous file. Raises OSError when there is not enough.
+
+    A child that C code forks does not have it. One that Python forks has it until `forked` makes it private:
+    if nothing were mapped there at first, the child might allocate other memory in that place, such as one of
+    Python's arenas, which this would overwrite.
+    """
 
     def __init__(self, nbytes: int):
+        with forks.no_fork():
+            self._make(nbytes)
+
+    def _make(self, nbytes: int) -> None:
         self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, nbytes)
@@ -121,31 +135,55 @@ class SharedMemory:
         self.memory = mapping.view
         self.start = mapping.start
         self._mapping: weakref.ref[Mapping] = weakref.ref(mapping)
+        self._is_hidden = False
         forks.on_fork(self)
+        forks.inherit(self)
 
     def close(self) -> None:
         """Close the file, so that no process can open it any more. Idempotent.
 
         The bytes stay: as private memory here, and in the processes that have the file mapped.
         """
-        mapping = self._mapping()
-        if self._fd >= 0 and mapping is not None:
-            with contextlib.suppress(OSError):
-                mapping.become_private(self._fd)
-        self.hide()
+        with forks.no_fork():
+            mapping = self._mapping()
+            if self._fd >= 0 and mapping is not None:
+                with contextlib.suppress(OSError):
+                    mapping.become_private(self._fd)
+            self._close_file()
 
     def hide(self) -> None:
         """Close the file, but keep sharing the memory with the processes that have it mapped. Idempotent.
 
         In processes that are forked later, nothing is mapped there.
         """
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with forks.no_fork():
+            self._is_hidden = self._is_hidden or self._fd >= 0
+            self._close_file()
+
+    def before_fork(self) -> None:
+        """See forks.Inherited."""
+        self._advise(mmap.MADV_DOFORK)
+
+    def after_fork(self) -> None:
+        """See forks.Inherited."""
+        self._advise(mmap.MADV_DONTFORK)
 
     def forked(self) -> None:
         """In a child: make the memory private, so that its writes do not reach the parent."""
+        mapping = self._mapping()
+        if self._is_hidden and mapping is not None:
+            mapping.forget()
         self.close()
+
+    def _advise(self, advice: int) -> None:
+        mapping = self._mapping()
+        if self._fd >= 0 and mapping is not None:
+            mapping.advise(advice)
+
+    def _close_file(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 OwnMemory = PrivateMemory | SharedMemory

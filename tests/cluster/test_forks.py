@@ -212,6 +212,13 @@ def test_what_children_write_changes_nothing(how: str) -> None:
     assert len(set(result.report["digests"].values())) == 1
 
 
+def test_a_child_may_map_memory_before_what_was_shared_is_private() -> None:
+    """Its allocators do, at times: that memory was overwritten, and the child died of it."""
+    program = Path(__file__).with_name("occupying_child.py")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
 def test_a_child_does_not_let_go_of_results_that_its_parent_reads() -> None:
     page = StatusPage(b"x" * 32, "job", 0)
     entry = page.hold(3)
