@@ -1,4 +1,4 @@
-"""Prints the status of a child that maps memory, as soon as it is forked, where that of its parent was shared.
+"""Prints the status of a child that maps memory, once it is forked, where that of its parent was shared.
 
 The child ends with 0 if its copy of the shared memory is whole, and so is what it has mapped.
 """
