@@ -18,6 +18,7 @@ from bml.cli import main
 from bml.errors import FabricError
 from bml.lab.commands.figures import picture
 from bml.lab.commands.figures.shown import Made, write
+from bml.lab.figures import available  # noqa: F401 (registers the figures)
 from bml.lab.figures.fat_tree import switch_counts
 from bml.lab.figures.figure import Basis, How, Point, chosen
 
