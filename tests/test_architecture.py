@@ -88,7 +88,7 @@ PURE = (
     "bml.lab.bench.training.rows",
     "bml.lab.bench.training.work",
     "bml.cluster.fleets.drains",
-    "bml.cluster.fleets.muster",
+    "bml.cluster.fleets.start_quorum",
     "bml.cluster.fleets.placement",
     "bml.cluster.fleets.racks",
     "bml.cluster.fleets.shortage",

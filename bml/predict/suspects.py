@@ -30,7 +30,7 @@ class Suspects:
     def candidates(self, answers: Mapping[int, Mapping[str, Any]], now: float) -> list[str]:
         """The parts of which one may be taken out now, the one that is warned of for longest first.
 
-        `answers`: what each server says of its own parts (see Outlook.suspects).
+        `answers`: what each server says of its own parts (see Forecast.suspects).
         """
         said = {server: answer["suspects"] for server, answer in answers.items() if "suspects" in answer}
         if now - self._taken_s < PAUSE_S or any(answers[server]["leaves"] for server in said):

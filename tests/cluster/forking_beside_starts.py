@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from bml.cluster.fleets.fork_server import ForkServer
-from bml.cluster.formation.spare import SpareProcess
+from bml.cluster.formation.coordinator_process import CoordinatorProcess
 from bml.cluster.process.starting import start_agent
 
 STARTS: dict[str, Callable[[], Callable[[], None]]] = {
-    "spare": lambda: SpareProcess().close,
+    "coordinators": lambda: CoordinatorProcess().close,
     "fork server": lambda: ForkServer(prints=False).close,
     "agent": lambda: start_agent(os.environ).hang_up,
 }

@@ -69,11 +69,11 @@ def test_a_job_begins_with_the_least_servers_that_ray_has_placed(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are ended, and join when they come: an actor cannot become a joiner."""
-    from bml.cluster.fleets import muster
+    from bml.cluster.fleets import start_quorum
     from bml.cluster.fleets.placement import Reservation
     from bml.cluster.ray.fleet import RayFleet
 
-    monkeypatch.setattr(muster, "OTHERS_S", 0.05)
+    monkeypatch.setattr(start_quorum, "OTHERS_S", 0.05)
     spec = JobSpec("bcube:2x2", transport="tcp", least=2)
     ray.free = {"CPU": 3.0}
     for server in range(3):

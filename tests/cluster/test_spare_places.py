@@ -187,9 +187,9 @@ def spared(ray: FakeRay) -> Iterator[Any]:
 
 
 def is_ready(ray: FakeRay) -> None:
-    from bml.cluster.ray.actors import Standby
+    from bml.cluster.ray.actors import SpareReady
 
-    ray.answers["SpareActor", "ready"] = Standby(None, NOBODY, "a")
+    ray.answers["SpareActor", "ready"] = SpareReady(None, NOBODY, "a")
 
 
 def test_servers_do_not_wait_for_spares(ray: FakeRay, spared: Any) -> None:

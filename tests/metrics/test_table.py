@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bml.cluster.launcher.metrics
-import bml.cluster.server.figures
+import bml.cluster.server.metric_samples
 from bml.metrics.table import METRICS, REASONS, SUSPICION_KINDS, TABLE, Metric
 
 BASE_UNITS = ("seconds", "bytes")
@@ -30,7 +30,7 @@ def test_names_follow_the_conventions(metric: Metric) -> None:
 def test_each_metric_has_a_value_and_each_value_a_metric() -> None:
     """Read from the two modules that give values: which are given in a job depends on what happens in it."""
     named: set[str] = set()
-    for module in (bml.cluster.server.figures, bml.cluster.launcher.metrics):
+    for module in (bml.cluster.server.metric_samples, bml.cluster.launcher.metrics):
         tree = ast.parse(Path(module.__file__).read_text())
         texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
         named |= {text for text in texts if isinstance(text, str) and re.fullmatch(r"bml(_[a-z]+)+", text)}

@@ -1,4 +1,4 @@
-"""The outlook of a job, from those of its servers, and its lines."""
+"""The forecast of a job, from those of its servers, and its lines."""
 
 from typing import Any
 

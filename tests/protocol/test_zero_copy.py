@@ -51,7 +51,7 @@ class ReferenceWorld(World):
             referenced = self.nodes[sender].workspace.view(send.place, size)
             kind, _, _, origin, dest, _, start, stop, _ = send.header
             node = self.nodes[send.peer]
-            term = node.engine.term(send.header)
+            term = node.engine.summand_place(send.header)
             if term is not None:
                 node.workspace.refer(term, referenced)
                 self.referred += 1

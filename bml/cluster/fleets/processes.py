@@ -23,9 +23,9 @@ from bml.cluster.fleets.fleet import (
     reachable,
 )
 from bml.cluster.fleets.fork_server import ENDING_S, ForkServer
-from bml.cluster.fleets.muster import Muster
 from bml.cluster.fleets.preloading import referenced, worth_preloading
 from bml.cluster.fleets.process_spares import ProcessSpares
+from bml.cluster.fleets.start_quorum import StartQuorum
 from bml.cluster.process.mail import Inbox, Outbox
 from bml.cluster.spec.ending import WRITING_S
 from bml.cluster.spec.job import Contact, JobSpec, Place, Request, default_nics
@@ -142,25 +142,25 @@ class ProcessFleet:
     def _gather(self) -> None:
         """Wait until the job can begin; servers that have not come by then are absent, and ended."""
         spec = self._spec
-        muster = Muster(spec.parsed_fabric(), spec.servers, spec.least, spec.start_s, time.monotonic())
+        quorum = StartQuorum(spec.parsed_fabric(), spec.servers, spec.least, spec.start_s, time.monotonic())
         coming = dict(self._servers)
-        while not muster.begins(now := time.monotonic()):
-            wait([child.sock for child in coming.values()], muster.patience_s(now))
+        while not quorum.begins(now := time.monotonic()):
+            wait([child.sock for child in coming.values()], quorum.patience_s(now))
             for server, child in list(coming.items()):
                 try:
                     contact = _first_word(child, server)
                 except StartError as error:
                     del coming[server]
-                    muster.failed(server, error)
+                    quorum.failed(server, error)
                     continue
                 if contact is not None:
                     del coming[server]
                     self._known.contacts[server] = contact
-                    muster.came(server, time.monotonic())
-        if late := self._servers.keys() - muster.here:
+                    quorum.came(server, time.monotonic())
+        if late := self._servers.keys() - quorum.here:
             for server in late:
                 self._servers.pop(server).end()
-            self.spec = self._spec = spec.beginning_with(muster.here)
+            self.spec = self._spec = spec.beginning_with(quorum.here)
 
     def join(self, server: int, incarnation: int, give_up: Event) -> None:
         """See Fleet."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bml.cluster.formation import spare
+from bml.cluster.formation import coordinator_process
 from bml.cluster.formation.entries import Entries
 from bml.cluster.server.server import Server
 from bml.cluster.spec.job import JobSpec
@@ -42,9 +42,9 @@ class Monitor:
         self._group = spec.job
         self._election = election
         self._open_entries = open_entries
-        self._events: queue.SimpleQueue[spare.Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[coordinator_process.Event] = queue.SimpleQueue()
         self._news = Event()
-        self._spare: spare.SpareProcess | None = None
+        self._process: coordinator_process.CoordinatorProcess | None = None
         self._watch: JoinWatch | None = None
         self._closing_at: float | None = None
         self._thread: threading.Thread | None = None
@@ -65,7 +65,7 @@ class Monitor:
     @property
     def process(self) -> int | None:
         """The id of the process for coordinators; None if this rank has none."""
-        return None if self._spare is None else self._spare.number
+        return None if self._process is None else self._process.number
 
     @property
     def leads(self) -> bool:
@@ -83,8 +83,8 @@ class Monitor:
             self._thread.join()
         if self._watch is not None:
             self._watch.close()
-        if self._spare is not None:
-            spare.release(self._group, self._spare)
+        if self._process is not None:
+            coordinator_process.release(self._group, self._process)
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -128,16 +128,16 @@ class Monitor:
 
     def _lost(self, now: float) -> None:
         _LOG.info("the process for coordinators of group %s is gone", self._group)
-        lost, self._spare = self._spare, None
+        lost, self._process = self._process, None
         if lost is not None:
-            spare.release(self._group, lost)
+            coordinator_process.release(self._group, lost)
         self._election.lost(now)
 
     def _carry_out(self, order: Order, server: Server | None) -> None:
         match order:
             case Prepare():
                 try:
-                    self._spare = spare.of_this_process(self._group, self._heard)
+                    self._process = coordinator_process.of_this_process(self._group, self._heard)
                 except (OSError, RuntimeError) as error:  # no thread can start at the end of a process
                     _LOG.warning("no process for coordinators could be started: %s", error)
                     self._election.lost(time.monotonic())
@@ -148,20 +148,20 @@ class Monitor:
                 assert server is not None
                 server.let_go()
             case Start(term):
-                assert self._spare is not None
+                assert self._process is not None
                 assert server is not None
                 found = server.membership()
                 if self._watch is not None:  # another coordinator must be told of all joiners
                     self._watch.close()
                     self._watch = None
-                self._spare.send("start", self._group, self._spec, found.contacts, found.incarnations, term)
+                self._process.send("start", self._group, self._spec, found.contacts, found.incarnations, term)
 
-    def _heard(self, event: spare.Event) -> None:
+    def _heard(self, event: coordinator_process.Event) -> None:
         self._events.put(event)
         self._news.set()
 
     def _joins(self, *joined: Any) -> None:
-        process = self._spare
+        process = self._process
         if process is not None:
             process.send("join", self._group, *joined)
 

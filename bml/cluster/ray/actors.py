@@ -144,7 +144,7 @@ def exit_actor(after_s: float = 0.0) -> None:
     threading.Timer(after_s, end).start()
 
 
-class Standby(NamedTuple):
+class SpareReady(NamedTuple):
     """The first word of a spare; `node` is the id of its Ray node. `networks`: see spare_places.Waiting."""
 
     networks: tuple[str, ...] | None
@@ -161,9 +161,9 @@ class SpareActor(ServerActor):
         leave_on_sigterm(self)  # here, as only the main thread may
         load(train)
 
-    def ready(self) -> Standby:
+    def ready(self) -> SpareReady:
         """Return its networks, its process and its node."""
-        return Standby(self._networks, this_process(), self.node())
+        return SpareReady(self._networks, this_process(), self.node())
 
     def stand_by(self) -> None:
         """Return when it has become a server; until then Ray tells of its death."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from bml.cluster.fleets.muster import Muster
+from bml.cluster.fleets.start_quorum import StartQuorum
 from bml.cluster.spec.job import Contact, JobSpec
 from bml.errors import StartError
 
@@ -16,21 +16,21 @@ from bml.errors import StartError
 def gather(
     spec: JobSpec, actors: Mapping[int, Any], contact_of: Callable[[int, float], Contact]
 ) -> dict[int, Contact]:
-    """Return the addresses of the servers with which the job begins (see Muster). Raises StartError.
+    """Return the addresses of the servers with which the job begins (see StartQuorum). Raises StartError.
 
     `contact_of` returns those of a server that has answered, until a deadline on the clock of time.monotonic.
     """
-    muster = Muster(spec.parsed_fabric(), spec.servers, spec.least, spec.start_s, time.monotonic())
+    quorum = StartQuorum(spec.parsed_fabric(), spec.servers, spec.least, spec.start_s, time.monotonic())
     contacts: dict[int, Contact] = {}
     asked = {actor.contact.remote(): server for server, actor in actors.items()}
-    while not muster.begins(now := time.monotonic()):
-        ready, _ = ray.wait(list(asked), num_returns=1, timeout=muster.patience_s(now))
+    while not quorum.begins(now := time.monotonic()):
+        ready, _ = ray.wait(list(asked), num_returns=1, timeout=quorum.patience_s(now))
         for ref in ready:
             server = asked.pop(ref)
             try:
-                contacts[server] = contact_of(server, now + muster.patience_s(now))
+                contacts[server] = contact_of(server, now + quorum.patience_s(now))
             except StartError as error:
-                muster.failed(server, error)
+                quorum.failed(server, error)
             else:
-                muster.came(server, time.monotonic())
+                quorum.came(server, time.monotonic())
     return contacts

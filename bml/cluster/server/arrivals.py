@@ -43,7 +43,7 @@ class Arrivals:
 
         See bml.sharedmem.zero_copy.ZeroCopy.
         """
-        place = self._shell.core.term(header)
+        place = self._shell.core.summand_place(header)
         if place is None:
             return False
         workspace = self._shell.runner.workspace

@@ -14,10 +14,10 @@ from bml.cluster.injection.actuators import Actuators
 from bml.cluster.injection.injection import Injection
 from bml.cluster.server.arrivals import Arrivals
 from bml.cluster.server.execution import Execution
+from bml.cluster.server.forecast import Forecast
 from bml.cluster.server.line import CoordinatorLine
 from bml.cluster.server.loop import ServerLoop
 from bml.cluster.server.nics import Nics
-from bml.cluster.server.outlook import Outlook
 from bml.cluster.server.peers import Peers
 from bml.cluster.server.shell import ServerShell
 from bml.cluster.spec import news
@@ -103,7 +103,7 @@ class Assembly(ServerShell):
             self.core, self.opened.transport, self.runner, self.peers, self.injection, self.handover,
             self.meeting, self.line.tell,
         )  # fmt: skip
-        self.outlook = Outlook(self, spec, pages is not None)
+        self.forecast = Forecast(self, spec, pages is not None)
         self.nics = Nics(server, nics, self.poller, self._carrier_changed)
 
     def start(self, contacts: Contacts) -> None:
@@ -112,7 +112,7 @@ class Assembly(ServerShell):
         self.runner.open(contacts)
         self.stand_in.begin(self._neighbours(contacts))
         self.loop.start()
-        self.outlook.start()
+        self.forecast.start()
 
     def _neighbours(self, contacts: Contacts) -> PeersByLevel:
         found: PeersByLevel = defaultdict(dict)
@@ -164,20 +164,20 @@ class Assembly(ServerShell):
 
     def predicted(self) -> dict[str, Any] | None:
         """See ServerShell."""
-        return self.outlook.predicted()
+        return self.forecast.predicted()
 
     def remaining(self, now: float) -> dict[str, float] | None:
         """See ServerShell."""
-        return self.outlook.remaining(now)
+        return self.forecast.remaining(now)
 
     def warnings(self, now: float) -> list[dict[str, Any]]:
         """See ServerShell."""
-        return self.outlook.warnings(now)
+        return self.forecast.warnings(now)
 
     def close(self) -> None:
         """See ServerShell."""
         self.stand_in.close()
-        self.outlook.close()
+        self.forecast.close()
         self.loop.close()
         self.nics.close()
         self.line.close()

@@ -297,7 +297,7 @@ class Server:
 
     def view_records(self) -> list[dict[str, object]]:
         """The views this server lived through, for the report."""
-        return view_records(self._shell.core, self._shell.outlook.looked().of_view)
+        return view_records(self._shell.core, self._shell.forecast.looked().of_view)
 
     @property
     def struck(self) -> tuple[str, ...]:

@@ -97,15 +97,15 @@ class ServerShell(ABC):
 
     @abstractmethod
     def predicted(self) -> dict[str, Any] | None:
-        """Return what is predicted for the view in force, and what was measured; see Outlook."""
+        """Return what is predicted for the view in force, and what was measured; see Forecast."""
 
     @abstractmethod
     def remaining(self, now: float) -> dict[str, float] | None:
-        """Return the seconds that are left; see Outlook."""
+        """Return the seconds that are left; see Forecast."""
 
     @abstractmethod
     def warnings(self, now: float) -> list[dict[str, Any]]:
-        """Return the early warnings that stand; see Outlook."""
+        """Return the early warnings that stand; see Forecast."""
 
     @abstractmethod
     def tell_heard(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bml.cluster.server.assembly import Assembly
-from bml.cluster.server.figures import figures
+from bml.cluster.server.metric_samples import metric_samples
 from bml.cluster.server.shell import ServerShell
 from bml.cluster.spec.job import Contact, Request
 from bml.predict.step_time import Foretold
@@ -50,7 +50,7 @@ def answer(shell: Assembly, request: Request, reply: Callable[[dict[str, Any]], 
     "status": where this server stands (see `status`). "inject": `{"done": what it will do to itself}`, said
     before it is done, `""` if it is no matter of this server's; `{"error": why}`. "leave": it will leave, for
     the reason that is given. "record": `{"recording": packed}`. "metrics": `{"samples": samples}` (see
-    bml.cluster.server.figures). "suspects": its own parts of which it warns (see Outlook.suspects).
+    bml.cluster.server.metric_samples). "suspects": its own parts of which it warns (see Forecast.suspects).
     "take-out": `{"done": whether it takes out that part}`. A question that cannot be answered has
     `{"error": why}`, too, as an exception here would end this server.
     """
@@ -76,11 +76,11 @@ def _answer(shell: Assembly, kind: str, argument: str) -> dict[str, Any]:
             shell.handover.ask_to_leave(argument)
             return {}
         case "suspects":
-            return shell.outlook.suspects(now)
+            return shell.forecast.suspects(now)
         case "take-out":
-            return {"done": shell.outlook.take_out(argument)}
+            return {"done": shell.forecast.take_out(argument)}
         case "metrics":
-            return {"samples": figures(shell, now)}
+            return {"samples": metric_samples(shell, now)}
     return status(shell, now)
 
 

@@ -267,10 +267,10 @@ class ServerCore:
             raise FrameError(f"{nbytes} bytes cannot be elements {start}:{stop}")
         return engine.place(kind, origin, dest, start, stop)
 
-    def term(self, header: Header) -> Place | None:
-        """Where the payload of a frame just admitted belongs, if it need not be there: see Dataflow.term."""
+    def summand_place(self, header: Header) -> Place | None:
+        """Where the payload of a frame just admitted belongs, if it need not be there; see Dataflow."""
         step = self._steps.current
-        return step.engine.term(header) if step and isinstance(step.engine, Dataflow) else None
+        return step.engine.summand_place(header) if step and isinstance(step.engine, Dataflow) else None
 
     def received(self, peer: int, header: Header, text: str, now: float) -> list[Instruction]:
         """An admitted frame is complete (its payload is where `admit` said, or in `text`).

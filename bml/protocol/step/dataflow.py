@@ -85,7 +85,7 @@ class Dataflow:
         """Fraction, 0 to 1, of the elements this server must receive that have arrived."""
         return self.handled / self.expected if self.expected else 1.0
 
-    def term(self, header: Header) -> Place | None:
+    def summand_place(self, header: Header) -> Place | None:
         """Where the payload of an admitted frame belongs, if it need never be there.
 
         That is, if it is read once, as a term of one sum, without which its sender cannot become complete.

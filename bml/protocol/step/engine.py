@@ -78,7 +78,7 @@ class Engine(Dataflow):
             self._spread_result(start, stop, done)
         return done
 
-    def term(self, header: Header) -> Place | None:
+    def summand_place(self, header: Header) -> Place | None:
         """See Dataflow; None for frames that are passed on, or that their sender cut in another way."""
         kind, _, _, origin, dest, _, start, stop, _ = header
         if kind != _REDUCE or dest != self.server:

@@ -1,8 +1,8 @@
 """The ranks of a job without a launcher: they elect who runs the coordinator, as those of `bml.cluster` do.
 
 Their decisions are `bml.protocol.coordinator.election`. Each rank has a process for coordinators beside its
-own, as bml.cluster.formation.spare has: it dies with the rank, goes on while the rank is stopped, and is
-killed by the rank when it is silent for too long.
+own, as bml.cluster.formation.coordinator_process has: it dies with the rank, goes on while the rank is
+stopped, and is killed by the rank when it is silent for too long.
 """
 
 from __future__ import annotations

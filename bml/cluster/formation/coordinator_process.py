@@ -27,7 +27,7 @@ Event = tuple[Any, ...]
 Listener = Callable[[Event], None]
 
 
-class SpareProcess:
+class CoordinatorProcess:
     """A process that runs coordinators of this process's groups; see `of_this_process`."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class SpareProcess:
         self._is_ready = False
         self.is_lost = False
         """Whether the process is gone."""
-        self._thread = threading.Thread(target=self._listen, name="bml-spare", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="bml-coordinators", daemon=True)
         self._thread.start()
 
     @property
@@ -116,31 +116,31 @@ class _Shared:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.spare: SpareProcess | None = None
+        self.process: CoordinatorProcess | None = None
 
     def forked(self) -> None:
-        self.lock, self.spare = threading.Lock(), None
+        self.lock, self.process = threading.Lock(), None
 
 
 _shared = _Shared()
 os.register_at_fork(after_in_child=_shared.forked)
 
 
-def of_this_process(group: str, listener: Listener) -> SpareProcess:
+def of_this_process(group: str, listener: Listener) -> CoordinatorProcess:
     """Return the process for coordinators, started if there is none, for one more group."""
     with _shared.lock:
-        if _shared.spare is None or _shared.spare.is_lost:
-            _shared.spare = SpareProcess()
-        spare = _shared.spare
-        spare.add(group, listener)
-    return spare
+        if _shared.process is None or _shared.process.is_lost:
+            _shared.process = CoordinatorProcess()
+        process = _shared.process
+        process.add(group, listener)
+    return process
 
 
-def release(group: str, spare: SpareProcess) -> None:
+def release(group: str, process: CoordinatorProcess) -> None:
     """A group needs the process no more; it ends with the last group."""
     with _shared.lock:
-        if not spare.remove(group):
+        if not process.remove(group):
             return
-        if _shared.spare is spare:
-            _shared.spare = None
-    spare.close()
+        if _shared.process is process:
+            _shared.process = None
+    process.close()

@@ -12,7 +12,7 @@ OTHERS_S = 1.0
 """How long the job waits for the other servers once the least are there, in seconds."""
 
 
-class Muster:
+class StartQuorum:
     """The `servers` of a job on their way; times are seconds of one clock.
 
     It begins when `least` servers are there that can reach each other, and the other servers have come,

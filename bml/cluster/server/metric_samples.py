@@ -19,7 +19,7 @@ _OF_LINKS = {
 }
 
 
-def figures(shell: ServerShell, now: float) -> list[Sample]:
+def metric_samples(shell: ServerShell, now: float) -> list[Sample]:
     """The metrics of a server, under the guard of its poller; by the clock of time.monotonic."""
     return [*_of_steps(shell), *_of_views(shell), *_of_nics(shell, now), *_of_state(shell)]
 

@@ -13,8 +13,8 @@ import pytest
 from bml.cluster.launcher import suspects as launchers
 from bml.cluster.launcher.running import Job
 from bml.cluster.launcher.suspects import let_suspects_go, look
+from bml.cluster.server.forecast import Forecast
 from bml.cluster.server.nics import NicSample
-from bml.cluster.server.outlook import Outlook
 from bml.cluster.server.status import answer
 from bml.cluster.spec.job import JobSpec
 from bml.predict.pace import Pace
@@ -25,7 +25,7 @@ from bml.topology import parse
 
 
 class World:
-    """A server of a job, as its outlook sees it: views come, steps are done, seconds pass."""
+    """A server of a job, as its forecast sees it: views come, steps are done, seconds pass."""
 
     def __init__(self, fabric: str = "bcube:2x2", server: int = 0, throughput: bool = True):
         self.now = 0.0
@@ -44,8 +44,8 @@ class World:
             dispatch=self.dispatched.append,
             poller=SimpleNamespace(guard=threading.Lock()),
         )
-        self.shell.outlook = self.outlook = Outlook(self.shell, JobSpec(fabric), False)
-        self.outlook._host = SimpleNamespace(sample=lambda now: self.host)  # type: ignore[assignment]
+        self.shell.forecast = self.forecast = Forecast(self.shell, JobSpec(fabric), False)
+        self.forecast._host = SimpleNamespace(sample=lambda now: self.host)  # type: ignore[assignment]
         self.install()
 
     @property
@@ -70,8 +70,8 @@ class World:
         self.now += 1.0
         named = {tuple(map(int, name[1:].split("_"))): each for name, each in peers.items()}
         self.samples.append(NicSample(self.now, named, {}))  # type: ignore[arg-type]
-        self.outlook.look(self.now)
-        self.outlook._watch(self.now)
+        self.forecast.look(self.now)
+        self.forecast._watch(self.now)
 
     def step(
         self, done: float, took_s: float, wires_s: float, meanwhile: Callable[[], None] = lambda: None
@@ -85,7 +85,7 @@ class World:
         view = self.core.view
         self.core.views[-1].recover_s = 0.1
         self.pace.end(view.epoch, len(view.contributors), 40_000_000, True)
-        self.outlook.look(self.now)
+        self.forecast.look(self.now)
 
     def asked(self, kind: str, argument: str = "") -> dict[str, Any]:
         """What the server answers."""
@@ -110,7 +110,7 @@ def lossy(world: World) -> None:
 def test_a_server_acts_on_no_warning_by_itself() -> None:
     world = World()
     lossy(world)
-    assert [each["kind"] for each in world.outlook.warnings(world.now)] == ["resent"]
+    assert [each["kind"] for each in world.forecast.warnings(world.now)] == ["resent"]
     assert world.dispatched == [ev.Losing(((0, 0),))]
     (suspect,) = world.asked("suspects")["suspects"]
     assert (suspect["part"], suspect["last"]) == ("NIC 0/0", False)
@@ -181,7 +181,7 @@ def test_of_servers_that_all_see_loss_none_goes() -> None:
         asked.append(request)
         return {world.core.server: world.asked(*request) for world in worlds}
 
-    assert all(world.outlook.warnings(world.now) for world in worlds)
+    assert all(world.forecast.warnings(world.now) for world in worlds)
     assert look(Suspects(None), ask, 100.0) == ""
     assert asked == [("suspects", "")]
     assert not any(world.taken_out for world in worlds)
@@ -237,18 +237,18 @@ def test_a_new_view_goes_as_its_steps_are_predicted() -> None:
     def lose_a_server() -> None:
         world.install("server:3", servers=3)
         world.now += 1.0
-        world.outlook.look(world.now)
+        world.forecast.look(world.now)
 
     for step in range(60):
         world.step(step / n_steps, 0.8, 0.7)
     world.step(60 / n_steps, 0.8, 0.7, lose_a_server)
-    predicted = world.outlook.predicted()
+    predicted = world.forecast.predicted()
     assert predicted is not None
     step_s = predicted["step_s"]
     assert step_s > 1.02 * 0.8
     for step in (61, 62):  # boundaries of the new view; nothing is known of its rate
         world.step(step / n_steps, step_s, 0.7)
-        rest = world.outlook.remaining(world.now)
+        rest = world.forecast.remaining(world.now)
         assert rest is not None
         assert rest["seconds"] == pytest.approx((n_steps - step - 1) * step_s, rel=0.01)
 
@@ -256,13 +256,13 @@ def test_a_new_view_goes_as_its_steps_are_predicted() -> None:
 def test_nothing_is_modelled_before_a_view_has_committed_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server plans for the new view then, and steps wait for that plan."""
     world, planned = World(), list[int]()
-    whole = world.outlook._model
+    whole = world.forecast._model
 
     def model(view: Any) -> Any:
         planned.append(view.epoch)
         return whole(view)
 
-    monkeypatch.setattr(world.outlook, "_model", model)
+    monkeypatch.setattr(world.forecast, "_model", model)
     world.second()
     assert planned == []
     world.step(0.0, 0.8, 0.7)
@@ -283,15 +283,15 @@ def test_a_boundary_belongs_to_the_view_of_the_step_before_it() -> None:
 
     def change() -> None:
         world.install()
-        world.outlook.look(world.now)
+        world.forecast.look(world.now)
         world.now += 12.0
 
     for step in range(24):
         world.step(step / n_steps, 3.0, 0.7, change if step == 20 else lambda: None)
-    remaining = world.outlook.remaining(world.now)
+    remaining = world.forecast.remaining(world.now)
     assert remaining is not None
     assert remaining["seconds"] == pytest.approx((n_steps - 24) * 3.0, rel=0.02)
-    assert world.outlook._remaining._losses == pytest.approx([12.0])
+    assert world.forecast._remaining._losses == pytest.approx([12.0])
 
 
 @pytest.mark.parametrize("kind", ["status", "metrics", "suspects", "take-out", "inject"])
@@ -300,15 +300,15 @@ def test_a_question_that_cannot_be_answered_ends_no_server(
 ) -> None:
     """This shell lacks most of what is asked for; an exception would leave the loop, and end the server."""
     world = World()
-    world.shell.outlook = None
+    world.shell.forecast = None
     assert "Error" in world.asked(kind)["error"]
     assert "server 0 cannot answer" in caplog.text
 
 
 def test_what_the_loop_reads_is_not_changed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     world, seen = World(), list[str]()
-    locked = world.outlook._facts.locked
-    parts = [(world.pace, "look"), (world.outlook._remaining, "note"), (world.outlook._remaining, "rest")]
+    locked = world.forecast._facts.locked
+    parts = [(world.pace, "look"), (world.forecast._remaining, "note"), (world.forecast._remaining, "rest")]
     for part, name in parts:
         whole = getattr(part, name)
 
@@ -320,7 +320,7 @@ def test_what_the_loop_reads_is_not_changed_meanwhile(monkeypatch: pytest.Monkey
         monkeypatch.setattr(part, name, checked)
     for step in range(20):
         world.step(step / 100, 0.8, 0.7)
-    assert world.outlook.remaining(world.now)
+    assert world.forecast.remaining(world.now)
     assert {*seen} == {"look", "note", "rest"}
 
 
@@ -350,4 +350,4 @@ def test_other_trees_in_another_view_are_no_falling_rate(throughput: bool) -> No
         busy = PeerSample(10, 0, 0.1, 1_000_000, 1.0)
         less = busy._replace(nbytes=400_000) if second >= 20 else busy
         world.second(n1_0=less, n2_0=less, n3_1=busy, n6_1=busy)
-    assert not world.outlook.warnings(world.now)
+    assert not world.forecast.warnings(world.now)

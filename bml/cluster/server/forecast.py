@@ -36,7 +36,7 @@ _USED_ON = ("falling", "slow")
 """Warnings of NICs that are used as much as they can carry, and are not taken out."""
 
 
-class Outlook:
+class Forecast:
     """Predictions of one server; `shares_memory`: its steps take no links."""
 
     def __init__(self, shell: ServerShell, spec: JobSpec, shares_memory: bool):
@@ -56,7 +56,7 @@ class Outlook:
         # What was noted, and what is said of it: the loop's thread reads it, and must not wait for a model.
         self._facts = threading.Lock()
         self._over = Event()
-        self._thread = threading.Thread(target=self._run, name="bml-outlook", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="bml-forecast", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -101,7 +101,7 @@ class Outlook:
         except Exception:
             _LOG.exception("server %d cannot predict", self._shell.core.server)
 
-    def looked(self) -> Outlook:
+    def looked(self) -> Forecast:
         """Return this, after a look at what was noted until now."""
         self.look(time.monotonic())
         return self

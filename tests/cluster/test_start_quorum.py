@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bml.cluster.fleets.muster import OTHERS_S, Muster
+from bml.cluster.fleets.start_quorum import OTHERS_S, StartQuorum
 from bml.cluster.launcher.growing import AGAIN_S, MOST_AGAIN_S, Growing
 from bml.cluster.launcher.launch import sizes
 from bml.cluster.spec.job import JobSpec
@@ -16,66 +16,66 @@ GROWS = JobSpec("bcube:3x2", least=6, start_s=60.0)
 WHOLE = JobSpec("bcube:2x2", start_s=60.0)
 
 
-def of(spec: JobSpec, now: float) -> Muster:
-    return Muster(spec.parsed_fabric(), spec.servers, spec.least, spec.start_s, now)
+def of(spec: JobSpec, now: float) -> StartQuorum:
+    return StartQuorum(spec.parsed_fabric(), spec.servers, spec.least, spec.start_s, now)
 
 
-def comes(muster: Muster, servers: range, at: float) -> None:
+def comes(quorum: StartQuorum, servers: range, at: float) -> None:
     for server in servers:
-        muster.came(server, at)
+        quorum.came(server, at)
 
 
 def test_a_job_without_a_least_begins_when_all_are_there() -> None:
-    muster = of(WHOLE, 100.0)
-    comes(muster, range(3), 101.0)
-    assert not muster.begins(159.0)
-    assert muster.patience_s(101.0) == 59.0
-    muster.came(3, 159.5)
-    assert muster.begins(159.5)
+    quorum = of(WHOLE, 100.0)
+    comes(quorum, range(3), 101.0)
+    assert not quorum.begins(159.0)
+    assert quorum.patience_s(101.0) == 59.0
+    quorum.came(3, 159.5)
+    assert quorum.begins(159.5)
 
 
 def test_a_job_without_a_least_names_the_server_that_did_not_come() -> None:
-    muster = of(WHOLE, 0.0)
-    comes(muster, range(1, 4), 1.0)
+    quorum = of(WHOLE, 0.0)
+    comes(quorum, range(1, 4), 1.0)
     with pytest.raises(StartError, match="server 0 did not start in time"):
-        muster.begins(60.1)
+        quorum.begins(60.1)
     obstacle = StartError("server 0 cannot start: no address")
     with pytest.raises(StartError) as raised:
-        muster.failed(0, obstacle)
+        quorum.failed(0, obstacle)
     assert raised.value is obstacle
 
 
 def test_the_least_begin_after_a_second_for_the_others() -> None:
-    muster = of(GROWS, 0.0)
-    comes(muster, range(5), 1.0)
-    assert not muster.begins(50.0)
-    assert muster.patience_s(50.0) == 10.0
-    muster.came(5, 50.0)
-    assert not muster.begins(50.0)
-    assert muster.patience_s(50.0) == OTHERS_S
-    muster.came(7, 50.5)
-    assert muster.patience_s(50.5) == OTHERS_S - 0.5, "one more does not put off the beginning"
-    assert muster.begins(50.0 + OTHERS_S)
-    assert muster.here == {0, 1, 2, 3, 4, 5, 7}
-    assert GROWS.beginning_with(muster.here).absent == (6, 8)
+    quorum = of(GROWS, 0.0)
+    comes(quorum, range(5), 1.0)
+    assert not quorum.begins(50.0)
+    assert quorum.patience_s(50.0) == 10.0
+    quorum.came(5, 50.0)
+    assert not quorum.begins(50.0)
+    assert quorum.patience_s(50.0) == OTHERS_S
+    quorum.came(7, 50.5)
+    assert quorum.patience_s(50.5) == OTHERS_S - 0.5, "one more does not put off the beginning"
+    assert quorum.begins(50.0 + OTHERS_S)
+    assert quorum.here == {0, 1, 2, 3, 4, 5, 7}
+    assert GROWS.beginning_with(quorum.here).absent == (6, 8)
 
 
 def test_nobody_waits_for_servers_that_cannot_come() -> None:
-    muster = of(GROWS, 0.0)
-    comes(muster, range(6), 1.0)
+    quorum = of(GROWS, 0.0)
+    comes(quorum, range(6), 1.0)
     for server in (6, 7, 8):
-        assert not muster.begins(1.0)
-        muster.failed(server, StartError("no address"))
-    assert muster.begins(1.0)
+        assert not quorum.begins(1.0)
+        quorum.failed(server, StartError("no address"))
+    assert quorum.begins(1.0)
 
 
 def test_too_few_are_told_why() -> None:
-    muster = of(GROWS, 0.0)
-    comes(muster, range(3), 1.0)
+    quorum = of(GROWS, 0.0)
+    comes(quorum, range(3), 1.0)
     for server in (3, 4, 5):
-        muster.failed(server, StartError(f"server {server} cannot start: no address"))
+        quorum.failed(server, StartError(f"server {server} cannot start: no address"))
     with pytest.raises(StartError, match=r"begins with 6 servers or more: of 9, 3 came .* server 8 cannot"):
-        muster.failed(8, StartError("server 8 cannot start: no address"))
+        quorum.failed(8, StartError("server 8 cannot start: no address"))
     late = of(GROWS, 0.0)
     comes(late, range(5), 1.0)
     with pytest.raises(StartError, match=r"of 9, 5 came within 60 s$"):
@@ -83,12 +83,12 @@ def test_too_few_are_told_why() -> None:
 
 
 def test_servers_that_cannot_reach_each_other_are_not_enough() -> None:
-    muster = of(JobSpec("bcube:3x2", least=2, start_s=5.0), 0.0)
-    muster.came(0, 1.0)
-    muster.came(4, 1.0)  # another row, another column
-    assert not muster.begins(4.0)
-    muster.came(1, 4.5)
-    assert muster.begins(4.5 + OTHERS_S)
+    quorum = of(JobSpec("bcube:3x2", least=2, start_s=5.0), 0.0)
+    quorum.came(0, 1.0)
+    quorum.came(4, 1.0)  # another row, another column
+    assert not quorum.begins(4.0)
+    quorum.came(1, 4.5)
+    assert quorum.begins(4.5 + OTHERS_S)
     apart = of(JobSpec("bcube:3x2", least=2, start_s=5.0), 0.0)
     apart.came(0, 1.0)
     apart.came(4, 1.0)
