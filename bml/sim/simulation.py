@@ -155,6 +155,8 @@ class Simulation:
                 self.coordinators.lose(target[0])
             case "control-hold":
                 self._hold(target[0], mishap.for_s)
+            case "control-pair":
+                self._hold_pair(target[0], target[1], mishap.for_s)
             case "degrade":
                 for step in falls_of(mishap, self.network.now):
                     self.plan(step)
@@ -181,7 +183,7 @@ class Simulation:
             return mishap
         leader = self.coordinators.leader
         of = self.first[0] if leader is None else leader
-        return replace(mishap, kind=mishap.kind.removeprefix(_OF_LEADER), target=(of,))
+        return replace(mishap, kind=mishap.kind.removeprefix(_OF_LEADER), target=(of, *mishap.target))
 
     def _reachable(self, servers: Collection[int], view: msg.View) -> list[int]:
         """Those of these servers that run, and that every member of the view could reach."""
@@ -294,6 +296,13 @@ class Simulation:
         self.coordinators.hold(server)
         text = f"the control connection of server {server} heals"
         self._later(for_s, lambda: self.coordinators.release(server), text)
+
+    def _hold_pair(self, a: int, b: int, for_s: float) -> None:
+        self.affected.servers.update((a, b))
+        pair = frozenset((a, b))
+        self.coordinators.hold_pair(pair)
+        text = f"the control network between servers {a} and {b} heals"
+        self._later(for_s, lambda: self.coordinators.release_pair(pair), text)
 
     def _later(self, after_s: float, action: Callable[[], None], text: str) -> None:
         def act() -> None:

@@ -120,6 +120,36 @@ def test_successors_that_answer_nothing_may_be_slower_each_and_for_a_while() -> 
     assert patience == [2, 4, 8, 16, 2]
 
 
+def deposed(by: int) -> CoordinatorElection:
+    """Rank 1, whose coordinator was deposed 3 s after the beginning by that of this term."""
+    election = attended(1)
+    assert first_start(election, seen(1, False, 1, ALL, {0}), 2.0, 3.0) == (pytest.approx(2.1, abs=0.02), 2)
+    election.ended(2, 3.0, by)
+    return election
+
+
+def test_a_rank_that_was_deposed_leaves_the_next_coordinator_alone() -> None:
+    """As long as its rank is there: it may need hold_s to make a view without this one."""
+    state = seen(2, False, 1, ALL, {0})
+    start = first_start(deposed(by=8), state, 3.0, 60.0)
+    assert start is not None
+    assert start[0] == pytest.approx(3.0 + TIMEOUTS.hold_s + TIMEOUTS.connect_s, abs=0.1)
+    assert start[1] > 8
+
+
+@pytest.mark.parametrize("state", [seen(2, False, 1, ALL, {0, 3}), seen(2, False, 1, (0, 1, 2), {0})])
+def test_it_does_not_wait_for_one_whose_rank_is_gone(state: Seen) -> None:
+    start = first_start(deposed(by=8), state, 3.0, 60.0)
+    assert start is not None
+    assert start[0] < 3.5
+
+
+def test_a_coordinator_that_has_ended_undeposed_makes_no_rank_wait() -> None:
+    start = first_start(deposed(by=0), seen(2, False, 1, ALL, {0}), 3.0, 60.0)
+    assert start is not None
+    assert start[0] < 3.5
+
+
 def test_a_message_shows_that_the_coordinator_lives() -> None:
     election = attended(1)
     for n in range(100):

@@ -106,6 +106,29 @@ def test_a_job_whose_coordinator_cannot_be_reached_ends_well() -> None:
     assert hosts(simulation) == [0, 1]
 
 
+@pytest.mark.parametrize("pair", [(0, 8), (0, 4), (0, 2)])
+def test_ranks_that_do_not_reach_each_other_do_not_depose_each_other_for_ever(pair: tuple[int, int]) -> None:
+    """All others reach both: one of the two is out after hold_s, and the others go on."""
+    simulation = simulate(
+        Mishap("control-pair", pair, at("commit", 30)), Mishap("crash", (5,), at("fault", 1)), steps=20
+    )
+    assert len(hosts(simulation)) < 6
+    assert len(done(simulation)) >= 7
+    assert longest_s(simulation) < 40
+
+
+def test_a_rank_waits_for_no_coordinator_that_has_deposed_its_own_and_died() -> None:
+    """Rank 2, which does not reach rank 0, has deposed it when it dies."""
+    simulation = simulate(
+        Mishap("control-pair", (0, 2), at("commit", 30)),
+        Mishap("crash", (5,), at("fault", 1)),
+        Mishap("crash", (2,), at("takeover", 2, 1.0)),
+        steps=20,
+    )
+    assert done(simulation) == [0, 1, 3, 4, 6, 7, 8]
+    assert longest_s(simulation) < 5
+
+
 def test_coordinators_that_crash_on_their_start_are_tried_again() -> None:
     simulation = simulate(
         Mishap("coordinator-fails", (4,), When("", 0, 0.0)), Mishap("coordinator-crash", (), at("commit", 30))

@@ -5,7 +5,7 @@ when the rank is gone.
 
     rank to process   ("start", group, specification, contacts, incarnations, term)
                       ("join", group, server, incarnation, contact)
-    process to rank   ("ready",); ("alive",), a sign of life; ("ended", group, term)
+    process to rank   ("ready",); ("alive",), a sign of life; ("ended", group, term, which one deposed it)
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CoordinatorHost:
         except BaseException:  # its lines must not stay open: the servers would wait for it
             traceback.print_exc()
             os._exit(1)
-        self._outbox.put("ended", group, term)
+        self._outbox.put("ended", group, term, loop.deposed_by)
 
 
 def main() -> None:

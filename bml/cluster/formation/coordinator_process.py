@@ -23,7 +23,8 @@ _SILENT_TURNS = 12
 _ENDS_S = 2.0
 
 Event = tuple[Any, ...]
-"""("ready",); ("lost",), the process is gone; ("ended", term), the coordinator of the group has ended."""
+"""("ready",); ("lost",), the process is gone; ("ended", term, by), the coordinator of the group has ended,
+or was deposed by that of a higher term."""
 Listener = Callable[[Event], None]
 
 
@@ -104,7 +105,7 @@ class CoordinatorProcess:
                 self._is_ready = True
                 listeners, event = list(self._listeners.values()), (what,)
             elif what == "ended" and rest[0] in self._listeners:
-                listeners, event = [self._listeners[rest[0]]], (what, rest[1])
+                listeners, event = [self._listeners[rest[0]]], (what, *rest[1:])
             else:
                 return
         for listener in listeners:

@@ -121,8 +121,8 @@ class Monitor:
             match self._events.get():
                 case ("ready",):
                     self._election.ready()
-                case ("ended", term):
-                    self._election.ended(term, now)
+                case ("ended", term, deposed_by):
+                    self._election.ended(term, now, deposed_by)
                 case ("lost",):
                     self._lost(now)
 

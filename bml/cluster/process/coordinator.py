@@ -113,6 +113,11 @@ class CoordinatorLoop:
         told = self._finished is not None and not self._channels and not self._dialling
         return told or time.monotonic() >= self._over_at
 
+    @property
+    def deposed_by(self) -> int:
+        """The term of the coordinator that has deposed this one; 0: none has."""
+        return self._finished.deposed_by if self._finished else 0
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state of the job, ready for JSON.
 
@@ -121,10 +126,9 @@ class CoordinatorLoop:
         bml.errors.job_error: {"kind", "text", "server"}.
         """
         view = self._core.view
-        deposed_by = self._finished.deposed_by if self._finished else 0
         abort = self._finished.abort if self._finished else None
         return {
-            "state": "deposed" if deposed_by else self._core.state,
+            "state": "deposed" if self.deposed_by else self._core.state,
             "epoch": view.epoch if view else 0,
             "members": list(self._core.members),
             "failures": list(view.failures) if view else [],
@@ -139,7 +143,7 @@ class CoordinatorLoop:
             "incarnations": dict(self._incarnations),
             "joined": {incarnation.server: incarnation.number for incarnation in view.joined} if view else {},
             "term": self._core.term,
-            "highest": max(self._core.term, deposed_by),
+            "highest": max(self._core.term, self.deposed_by),
             "asked": list(self._asked),
             "abort": abort and {"kind": abort.kind, "text": abort.text, "server": abort.server},
         }

@@ -12,6 +12,7 @@ State table, as a rank sees the coordinator of its group:
     attended  too many questions to it are not answered          without   the turns begin
     leading   the line to this coordinator is open               attended
     leading   it has ended, or has no line within `starts_s`     without   the turns begin
+    any       its coordinator was deposed                        without   its turn comes late, see below
     any       its process is gone, or did not start              without   with a coordinator of its own
     any       this rank is a spare                               same      Prepare a process, if it has none
     without   this rank joins, and no coordinator has called     same      Probe, again and again
@@ -20,6 +21,10 @@ State table, as a rank sees the coordinator of its group:
 **Turns.** The ranks take turns in the order of their numbers, `slot_s` seconds apart; those that are
 suspected are passed over. In the first formation rank 0 starts at once, and the turns are long, as processes
 start late.
+
+**Deposed.** Where two ranks cannot reach each other and all others reach both, each would depose the other's
+coordinator for ever, and none would last long enough to make a view without the other. So a rank whose
+coordinator was deposed leaves the next one alone for as long as that may need, unless its rank is gone.
 
 **Spares.** The two lowest ranks that are left have a process ready, and once there is a view a third one: the
 lowest rank on another machine than the lowest of all, if there is one, so that a machine may die.
@@ -113,6 +118,11 @@ class CoordinatorElection:
         self._term = 0
         """The highest term that this rank has used or heard of."""
         self._own_term = 0
+        self._yields_to, self._yields_until = -1, now
+        """The rank whose coordinator has deposed this one's, and how long that is left alone."""
+        # So long a coordinator waits for a rank that it does not reach, before the first view and later.
+        self._first_s = timeouts.start_s + timeouts.connect_s
+        self._later_s = timeouts.hold_s + timeouts.connect_s
         self._ready = False
         self._prepare_at = now
         self._silent: tuple[int, float] | None = None
@@ -151,10 +161,14 @@ class CoordinatorElection:
         self._n_alone = 0 if somebody else self._n_alone + 1
         self._probe_at = now + _PROBE_EVERY_S
 
-    def ended(self, term: int, now: float) -> None:
-        """This rank's coordinator of this term has ended, or was deposed."""
+    def ended(self, term: int, now: float, deposed_by: int = 0) -> None:
+        """This rank's coordinator of this term has ended, or was deposed by that of a higher term."""
         if term != self._own_term:
             return
+        if deposed_by:
+            self._term = max(self._term, deposed_by)
+            yields_s = self._first_s if self._seen.members is None else self._later_s
+            self._yields_to, self._yields_until = (deposed_by - 1) % self._size, now + yields_s
         if self._state == "leading":
             self._become_without(now)
         self._own_term = 0
@@ -252,7 +266,12 @@ class CoordinatorElection:
     def _turn_at(self, place: int) -> float:
         if self._term == 0 and self._seen.members is None:  # no coordinator was ever heard of
             return self._since + _FIRST_SLOT_S * place
-        return self._since + self._slot_s * (place + 1)
+        turn_at = self._since + self._slot_s * (place + 1)
+        members = self._seen.members
+        is_there = self._yields_to not in self._seen.suspected and (
+            members is None or self._yields_to in members
+        )
+        return max(turn_at, self._yields_until) if is_there else turn_at
 
     def _next_term(self) -> int:
         rounds = (self._term - self._rank - 1) // self._size + 1

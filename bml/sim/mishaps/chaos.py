@@ -110,7 +110,8 @@ PATH_KINDS = {"stall": 4, "deaf": 2, "mute": 2, "unheard": 1, "lossy": 2}
 #: Of the rank beside which the coordinator runs, with its machine or without, and of the coordinator alone.
 OF_LEADERS = (
     *("leader-crash", "leader-crash", "leader-machine-freeze", "leader-machine-pause", "leader-freeze"),
-    *("leader-isolate", "leader-control-hold", "coordinator-crash", "coordinator-freeze"),
+    *("leader-isolate", "leader-control-hold", "leader-control-pair"),
+    *("coordinator-crash", "coordinator-freeze"),
 )
 _BESIDE_ELECTIONS = (
     *("crash", "freeze", "machine-pause", "silent", "control-loss", "control-hold", "spare-crash", "join"),
@@ -360,7 +361,8 @@ def draw_elections(chance: random.Random, fabric: Fabric, detect_s: float) -> Mi
             when = When("fault", len(found), detect_s * chance.uniform(0.0, 4.0))
         lasting = not kind.endswith("crash")
         for_s = detect_s * chance.uniform(0.5, 8.0) if lasting and chance.random() < 0.6 else FOREVER
-        found.append(Mishap(kind, (), when, for_s))
+        peer = [chance.choice(fabric.servers)] if kind == "leader-control-pair" else []
+        found.append(Mishap(kind, tuple(peer), when, for_s))
     for _ in range(chance.choice((0, 0, 1, 1, 2))):
         kind = chance.choice(_BESIDE_ELECTIONS)
         target = _target(chance, fabric, kind)

@@ -143,7 +143,7 @@ class SimulatedCoordinator:
             self.process.die()
             self.owner.launcher.ended(self.term, f"was {self._state[0]}, and its process is gone")
         else:
-            self.owner.ranks.ended(self.host, self.term)
+            self.owner.ranks.ended(self.host, self.term, self.finished.deposed_by if self.finished else 0)
 
     @property
     def _state(self) -> tuple[str, int]:
@@ -220,6 +220,8 @@ class SimulatedCoordinators:
         )
         self.started: list[SimulatedCoordinator] = []
         self.cut: set[int] = set()
+        self.cut_pairs: set[frozenset[int | None]] = set()
+        """Machines that do not reach each other, but over their NICs."""
         self.failing_starts = 0
         """How many coordinators were to crash on their start."""
         self._fabric = fabric
@@ -388,6 +390,18 @@ class SimulatedCoordinators:
     def release(self, server: int) -> None:
         """End a `hold`: messages that were held back come through."""
         self.cut.discard(server)
+        self._bring_late()
+
+    def hold_pair(self, pair: frozenset[int | None]) -> None:
+        """Hold back everything between a server and the coordinators beside another one, both ways."""
+        self.cut_pairs.add(pair)
+
+    def release_pair(self, pair: frozenset[int | None]) -> None:
+        """End a `hold_pair`."""
+        self.cut_pairs.discard(pair)
+        self._bring_late()
+
+    def _bring_late(self) -> None:
         late, self._late = self._late, deque()
         for channel, action in late:
             if self._is_cut(channel.coordinator, channel.server):
@@ -400,7 +414,9 @@ class SimulatedCoordinators:
         return not (self._servers[b].process.alive or {a, b} & self.cut)
 
     def _is_cut(self, coordinator: SimulatedCoordinator, server: int) -> bool:
-        return coordinator.host != server and (server in self.cut or coordinator.host in self.cut)
+        host = coordinator.host
+        cut_off = server in self.cut or host in self.cut or frozenset((host, server)) in self.cut_pairs
+        return host != server and cut_off
 
     def post(self, channel: Channel, message: msg.ToServer) -> None:
         """A message of a coordinator."""

@@ -125,11 +125,11 @@ class Rank:
             spare.freeze()
             self._listen(spare, 0)
 
-    def ended(self, term: int) -> None:
-        """The coordinator of this term has ended by itself."""
+    def ended(self, term: int, deposed_by: int) -> None:
+        """The coordinator of this term has ended by itself, or was deposed by another one."""
 
         def hear() -> None:
-            self.election.ended(term, self._now)
+            self.election.ended(term, self._now, deposed_by)
             self.look()
 
         self.soon(hear)
@@ -198,12 +198,12 @@ class Rank:
         ranks, election = self._ranks, self.election
         if self._voter.over or election.own_term != term or not election.leads:
             return
-        if ranks.network.now >= ranks.stalled_until_s:
+        newest = self.coordinators[-1] if self.coordinators else None
+        if newest is not None and newest.term == term and ranks.network.now >= ranks.stalled_until_s:
             for server, number in ranks.joined.items():
                 if known.get(server) != number:
                     known[server] = number
-                    for coordinator in self.coordinators[-1:]:
-                        coordinator.meet(server, number)
+                    newest.meet(server, number)
         again = lambda: self._voter.process.run(lambda: self._watch(term, known))  # noqa: E731
         ranks.network.after(_JOINERS_EVERY_S, again)
 
@@ -268,9 +268,9 @@ class Ranks:
         if server in self._ranks:
             self._ranks[server].soon(self._ranks[server].look)
 
-    def ended(self, server: int, term: int) -> None:
-        """The coordinator that a rank started has ended by itself."""
-        self._ranks[server].ended(term)
+    def ended(self, server: int, term: int, deposed_by: int) -> None:
+        """The coordinator that a rank started has ended by itself, or was deposed by another one."""
+        self._ranks[server].ended(term, deposed_by)
 
     def lose_spare(self, server: int) -> None:
         """The process for coordinators of a rank dies."""
