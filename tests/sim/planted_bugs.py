@@ -265,12 +265,6 @@ def trust_an_open_line(patch: Patch) -> None:
     patch.setattr(CoordinatorElection, "_answers_nothing", lambda election, seen, now: False)
 
 
-def depose_for_ever(patch: Patch) -> None:
-    """A rank whose coordinator was deposed starts another at once."""
-    ended = CoordinatorElection.ended
-    patch.setattr(CoordinatorElection, "ended", lambda election, term, now, by=0: ended(election, term, now))
-
-
 def hear_no_silence(patch: Patch) -> None:
     """A coordinator is replaced only when its line is lost."""
     trust_an_open_line(patch)
@@ -385,7 +379,6 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     never_miss_a_coordinator,
     share_terms,
     trust_an_open_line,
-    depose_for_ever,
     hear_no_silence,
     forget_earlier_terms,
     ignore_stalls,
