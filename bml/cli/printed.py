@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bml.io.files import write_whole
+from bml.io.files import check_folder, write_whole
 from bml.predict.words import duration, milliseconds, warned
 from bml.topology.errors import FabricError, UsageError
 from bml.train.balancing.throughput import SizeSummary
@@ -111,9 +111,7 @@ def check_writable(path: Path | None, option: str) -> None:
         return
     try:
         if not path.exists():
-            target = path.resolve()  # a link may lead to a file that does not exist yet
-            target.touch(exist_ok=False)
-            target.unlink()
+            check_folder(path)
         elif path.is_file() or path.is_dir():
             with path.open("a"):
                 pass

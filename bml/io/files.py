@@ -18,7 +18,7 @@ def write_whole(path: Path, data: bytes) -> None:
     if _is_stream(path) or not os.access(target.parent, os.W_OK):
         path.write_bytes(data)
         return
-    opening = target.with_name(f".bml-{os.getpid()}-{threading.get_ident()}")
+    opening = _beside(target)
     try:
         opening.write_bytes(data)
         if target.exists():
@@ -28,6 +28,18 @@ def write_whole(path: Path, data: bytes) -> None:
         with suppress(OSError):  # no such folder, or one that is now a file
             opening.unlink()
         raise
+
+
+def check_folder(path: Path) -> None:
+    """Raise OSError if `write_whole` could not make this file. Nobody sees the file itself meanwhile."""
+    opening = _beside(path.resolve())  # a link may lead to a file that does not exist yet
+    opening.touch()
+    opening.unlink()
+
+
+def _beside(target: Path) -> Path:
+    """The file that takes the name of the target once it is whole."""
+    return target.with_name(f".bml-{os.getpid()}-{threading.get_ident()}")
 
 
 def _is_stream(path: Path) -> bool:

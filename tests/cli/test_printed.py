@@ -149,6 +149,15 @@ def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -
     assert (tmp_path / "old").read_text() == "kept"
 
 
+def test_nobody_sees_a_report_before_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits for the file would read an empty one, or find that it is gone again."""
+    seen, unlink = [], Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda path: (seen.extend(tmp_path.iterdir()), unlink(path)))
+    check_writable(tmp_path / "new", "--report")
+    assert len(seen) == 1
+    assert tmp_path / "new" not in seen
+
+
 def test_a_number_that_parsers_refuse_is_text() -> None:
     assert parsed([10**5000, -(1 << 5000), 7**100]) == [hex(10**5000), hex(-(1 << 5000)), 7**100]
 
