@@ -98,6 +98,53 @@ def test_a_process_that_comes_too_late_is_killed(server: ForkServer) -> None:
     assert server.returncode(number, 20.0) == 0
 
 
+def test_without_descriptors_it_says_so_and_goes_on(server: ForkServer) -> None:
+    forked(server)
+    process = the_process()
+    before = process.rlimit(psutil.RLIMIT_NOFILE)
+    process.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))  # those are standard input, output and error
+    with pytest.raises(StartError, match="no process could be made: Too many open files"):
+        forked(server)
+    process.rlimit(psutil.RLIMIT_NOFILE, before)
+    forked(server)
+
+
+def test_its_socket_may_have_a_high_number() -> None:
+    """`select` takes numbers below 1,024 only."""
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        server = ForkServer(prints=False)
+        try:
+            forked(server)
+        finally:
+            server.close()
+    finally:
+        for each in held:
+            os.close(each)
+
+
+def test_it_is_closed_though_it_is_stopped_and_takes_no_more_messages(server: ForkServer) -> None:
+    numbers = [forked(server)[0] for _ in range(2)]
+    process = the_process()
+    children = process.children()
+    process.suspend()
+    for _ in range(10_000):
+        server.kill(numbers[0])
+    server.close()
+    assert psutil.wait_procs([process, *children], 10)[1] == []
+
+
+def test_a_stopped_process_ends_though_the_fork_server_was_killed(server: ForkServer) -> None:
+    _, ours = forked(server)
+    process = the_process()
+    (child,) = process.children()
+    child.suspend()
+    process.kill()
+    ours.close()
+    server.close()
+    assert psutil.wait_procs([child], 10)[1] == []
+
+
 def test_signals_that_end_others_do_not_end_it(server: ForkServer) -> None:
     number, _ = forked(server)
     for sent in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):

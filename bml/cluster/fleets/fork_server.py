@@ -8,6 +8,7 @@ the job. It ends when the launcher is gone.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import json
 import logging
@@ -106,8 +107,8 @@ class ForkServer:
         self._changed = Condition()
         self._ready = self._gone = False
         self._numbers = count(1)
-        self._forked: dict[int, bool] = {}
-        """Number -> whether it could be forked."""
+        self._forked: dict[int, str] = {}
+        """Number -> why it could not be forked; empty: it was."""
         self._alive: dict[int, int] = {}
         """Number -> process id."""
         self._returncodes: dict[int, int] = {}
@@ -128,19 +129,20 @@ class ForkServer:
             self._helper.send({"do": "start", "name": number}, [sock.fileno()])
         with self._changed:
             self._changed.wait_for(lambda: number in self._forked or self._gone, within_s)
-            is_forked = self._forked.get(number)
-        if is_forked is None:
+            why = self._forked.get(number)
+        if why is None:
             self.kill(number)  # it may still be forked
             raise StartError(f"no process could be made: {self._obstacle()}")
-        if not is_forked:
-            raise StartError(PROCESS_LIMIT)
+        if why:
+            is_limit = why == os.strerror(errno.EAGAIN)
+            raise StartError(PROCESS_LIMIT if is_limit else f"no process could be made: {why}")
         return number
 
     def kill(self, number: int) -> None:
         """Kill a process, frozen or not; no effect if it has ended."""
         if number not in self._returncodes:
             with suppress(StartError):
-                self._helper.send({"do": "signal", "name": number, "number": signal.SIGKILL})
+                self._helper.send({"do": "signal", "name": number, "number": signal.SIGKILL}, waits=False)
 
     def heard(self) -> None:
         """Make `ends` unreadable until another process has ended."""
@@ -169,6 +171,9 @@ class ForkServer:
         with self._changed:
             if not self._changed.wait_for(lambda: not self._alive or self._gone, _ANSWERS_S):
                 self._kill_without()
+            for process in self._alive.values():  # the fork server was killed: they see that their line ends
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
         with suppress(OSError):
             self._helper.sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -201,10 +206,10 @@ class ForkServer:
             case {"is": "ready"}:
                 self._ready = True
             case {"is": "started", "name": number, "process": process}:
-                self._forked[number] = True
+                self._forked[number] = ""
                 self._alive[number] = process
-            case {"is": "cannot", "name": number}:
-                self._forked[number] = False
+            case {"is": "cannot", "name": number, "why": why}:
+                self._forked[number] = why
             case {"is": "ended", "name": number, "code": code}:
                 del self._alive[number]
                 self._returncodes[number] = code

@@ -24,6 +24,7 @@ imports nothing but the standard library, so that it is there in 50 ms.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import select
@@ -97,8 +98,13 @@ class Agent:
 
     def _wait(self, heard: list[int], within_s: float | None) -> list[int]:
         """Wait for the end of a child, which is reported, or for one of these descriptors to be readable."""
-        unsent = [self._launcher.fileno()] if self._unsent else []
-        ready, _, _ = select.select([self._wake, *heard], unsent, [], within_s)
+        poll, launcher = select.poll(), self._launcher.fileno()  # whose number may be above those of select
+        poll.register(self._wake, select.POLLIN)
+        reads = select.POLLIN if launcher in heard else 0
+        if reads or self._unsent:
+            poll.register(launcher, reads | (select.POLLOUT if self._unsent else 0))
+        found = poll.poll(None if within_s is None else within_s * 1000)
+        ready = [number for number, events in found if events & (select.POLLIN | select.POLLHUP)]
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
         self._send()
@@ -108,7 +114,7 @@ class Agent:
     def _obey(self) -> bool:
         """Carry out a message of the launcher; returns False if it is gone."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._launcher, MOST_NBYTES, 2)
+            data, descriptors, flags, _ = socket.recv_fds(self._launcher, MOST_NBYTES, 2)
         except ConnectionError:
             return False
         for descriptor in descriptors:  # processes of a training function must not inherit them
@@ -116,7 +122,9 @@ class Agent:
         if not data:
             return False
         message = read(data)
-        if message["do"] == "start":
+        if message["do"] == "start" and flags & socket.MSG_CTRUNC:
+            self._say({"is": "cannot", "name": message["name"], "why": os.strerror(errno.EMFILE)})
+        elif message["do"] == "start":
             self._start(message, descriptors)
         elif message["do"] == "signal":
             for process, name in self._names.items():

@@ -6,6 +6,7 @@ import errno
 import socket
 import subprocess
 import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,10 +75,11 @@ class Helper:
             own_session=own_session,
         )
 
-    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: Mapping[str, Any], descriptors: Sequence[int] = (), waits: bool = True) -> None:
         """Send a message. If the process is gone, the next read shows it.
 
-        Raises StartError for a message that is too long, as with an environment of 128 KiB.
+        Raises StartError for a message that is too long, as with an environment of 128 KiB, and unless it
+        `waits` if there is no room for it, as the process is stopped.
         """
         data = packet(dict(message))
         if len(data) > MOST_NBYTES:
@@ -86,7 +88,8 @@ class Helper:
                 f"{MOST_NBYTES} are possible"
             )
         try:
-            socket.send_fds(self.sock, [data], list(descriptors))
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+            self.sock.sendmsg([data], rights, 0 if waits else socket.MSG_DONTWAIT)  # send_fds ignores flags
         except OSError as error:
             if error.errno not in _GONE:
                 raise StartError(f"a process cannot be started: {error.strerror}") from error

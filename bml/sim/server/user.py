@@ -100,6 +100,7 @@ class User:
         # Not the members of the first view: servers may install different ones first.
         self._base: tuple[int, ...] = world.first
         self._params = np.zeros(world.settings.n_elements)
+        self._bounded = False
         self._given = 0
         self._wakes_s, self._compute_s = 0.0, _COMPUTE_S
         self.slower = 1.0
@@ -196,7 +197,7 @@ class User:
         contribution: Array = rows[mine].sum(axis=0)
         if self._replays:
             contribution = np.full_like(contribution, np.nan)  # it would show in the sum
-        give = self._copy(step - 1) if self._is_boundary(step) else None
+        tells = self._boundary(step - 1) if self._is_boundary(step) else []
 
         def submit() -> None:
             if self.over or self._ended_so:
@@ -206,8 +207,8 @@ class User:
                 self.goes = True
                 self._handle(ev.Leaving("it was asked to"))
                 return
-            if give is not None:
-                self._handle(give)
+            for event in tells:
+                self._handle(event)
             world.point("submit", f"server {self._server} submits step {step} in epoch {view.epoch}")
             self.contribution, self._kept = contribution, contribution.copy()
             call = Call("sum", contribution.dtype.str, contribution.size, "allreduce sum")
@@ -222,18 +223,18 @@ class User:
         if self._end_how:
             self._end_so_now()
 
-    def _copy(self, step: int) -> ev.SendState | ev.CanSendState | None:
-        """At the boundary after `step`: the parts of the state to send to a joiner, if there is one."""
+    def _boundary(self, step: int) -> list[ev.SendState | ev.CanSendState]:
+        """At the boundary after `step`: its first says that there are some; joiners get parts of the state."""
+        tells: list[ev.SendState | ev.CanSendState] = [] if self._bounded else [ev.CanSendState()]
+        self._bounded = True
         outgoing = self._core.outgoing_state
-        if step == 0:
-            return ev.CanSendState()
         if outgoing is None or outgoing.epoch == self._given:
-            return None
+            return tells
         self._given = outgoing.epoch
         state = msgspec.msgpack.encode(self._state())
         self._world.promises.given(self._server, step, state)
         heads, self.state_bytes = cut(memoryview(state), outgoing.parts)
-        return ev.SendState(outgoing, step, heads)
+        return [*tells, ev.SendState(outgoing, step, heads)]
 
     def _state(self) -> _State:
         return _State(self._params.tobytes(), self._base, self.ledger.dump())
