@@ -224,7 +224,7 @@ class User:
             self._end_so_now()
 
     def _boundary(self, step: int) -> list[ev.SendState | ev.CanSendState]:
-        """At the boundary after `step`: its first says that there are some; joiners get parts of the state."""
+        """After `step`: a first boundary says that there are boundaries; joiners get parts of the state."""
         tells: list[ev.SendState | ev.CanSendState] = [] if self._bounded else [ev.CanSendState()]
         self._bounded = True
         outgoing = self._core.outgoing_state
