@@ -18,8 +18,9 @@ from bml.io.forks import close_whole
 
 _ENTRY = "from bml.cluster.formation import coordinator_host; coordinator_host.main()"
 _MOST_UNSENT = 1000
-_SILENT_TURNS = 12
-"""For so many waits of ALIVE_EVERY_S each it may say nothing; then it is taken for stopped and is killed."""
+_SILENT_TURNS, _STARTING_TURNS = 12, 240
+"""For so many waits of ALIVE_EVERY_S each it may say nothing; then it is taken for stopped and is killed.
+Until its first word it may take longer: it imports, perhaps on a machine that is busy."""
 _ENDS_S = 2.0
 
 Event = tuple[Any, ...]
@@ -79,9 +80,10 @@ class CoordinatorProcess:
         poll.register(self._sock, select.POLLIN)
         silent = 0
         with suppress(EOFError, OSError):
-            while silent < _SILENT_TURNS:  # while this process is stopped, these waits do not go on
+            # While this process is stopped, these waits do not go on.
+            while silent < (_SILENT_TURNS if self._is_ready else _STARTING_TURNS):
                 if not poll.poll(ALIVE_EVERY_S * 1000):
-                    silent += self._is_ready
+                    silent += 1
                     continue
                 silent = 0
                 self._heard(*receive(self._sock))

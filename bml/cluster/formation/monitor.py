@@ -8,12 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from bml.cluster.formation import coordinator_process
 from bml.cluster.formation.entries import Entries
 from bml.cluster.server.server import Server
-from bml.cluster.spec.job import JobSpec
+from bml.cluster.spec.job import Contact, Contacts, JobSpec
 from bml.io.interruptible import Event
 from bml.protocol.coordinator.election import CoordinatorElection, GiveUp, Order, Prepare, Probe, Start
 
@@ -46,6 +45,8 @@ class Monitor:
         self._news = Event()
         self._process: coordinator_process.CoordinatorProcess | None = None
         self._watch: JoinWatch | None = None
+        self._joiners: dict[int, tuple[int, Contact]] = {}
+        """The newest incarnation of each rank that the store has named, and where it is reached."""
         self._closing_at: float | None = None
         self._thread: threading.Thread | None = None
 
@@ -110,11 +111,15 @@ class Monitor:
         self._election.saw(server.membership().seen, now)
         while (order := self._election.look(now)) is not None:
             self._carry_out(order, server)
-        if not self.leads and self._watch is not None:
+        watches = self.leads or self._election.is_outside
+        if not watches and self._watch is not None:
             self._watch.close()
             self._watch = None
-        elif self.leads and self._watch is None:
-            self._watch = JoinWatch(self._open_entries, self._joins)
+        elif watches and self._watch is None:
+            try:
+                self._watch = JoinWatch(self._open_entries, self._joins)
+            except RuntimeError as error:  # tried again: a thread may start later
+                _LOG.warning("the store of the group cannot be asked for joiners: %s", error)
 
     def _take_events(self, now: float) -> None:
         while not self._events.empty():
@@ -143,7 +148,7 @@ class Monitor:
                     self._election.lost(time.monotonic())
             case Probe():
                 assert server is not None
-                self._election.probed(_anybody(server), time.monotonic())
+                self._election.probed(self._is_anybody_there(server), time.monotonic())
             case GiveUp():
                 assert server is not None
                 server.let_go()
@@ -160,17 +165,25 @@ class Monitor:
         self._events.put(event)
         self._news.set()
 
-    def _joins(self, *joined: Any) -> None:
+    def _joins(self, server: int, incarnation: int, contact: Contact) -> None:
+        if incarnation > self._joiners.get(server, (0,))[0]:
+            self._joiners[server] = incarnation, contact
         process = self._process
-        if process is not None:
-            process.send("join", self._group, *joined)
+        if process is not None and self.leads:
+            process.send("join", self._group, server, incarnation, contact)
+
+    def _is_anybody_there(self, server: Server) -> bool:
+        """Whether any other rank may be there: its machine does not say that its process is gone.
+
+        All ranks may have been started again since this one read the store.
+        """
+        newest = {rank: contact for rank, (_, contact) in self._joiners.copy().items()}
+        return _anybody(server.server, server.membership().contacts | newest)
 
 
-def _anybody(server: Server) -> bool:
-    """Whether any other rank may be there: its machine does not say that its process is gone."""
-    others = server.membership().contacts
-    for rank, contact in others.items():
-        if rank == server.server:
+def _anybody(own: int, contacts: Contacts) -> bool:
+    for rank, contact in contacts.items():
+        if rank == own:
             continue
         try:
             socket.create_connection(contact.control, _PROBE_S).close()
@@ -183,12 +196,14 @@ def _anybody(server: Server) -> bool:
 
 
 class JoinWatch:
-    """A thread that asks the store for joiners, while the coordinator is this rank's.
+    """A thread that asks the store for joiners: this rank tells them to its coordinator, or waits for others.
 
     After an error of the store it tries again: the store may be gone with the rank that had it, or come back.
     """
 
-    def __init__(self, open_entries: Callable[[], Entries | None], joins: Callable[[int, int, object], None]):
+    def __init__(
+        self, open_entries: Callable[[], Entries | None], joins: Callable[[int, int, Contact], None]
+    ):
         self._joins = joins
         self._ended = Event()
         self._thread = threading.Thread(

@@ -190,7 +190,7 @@ class CoordinatorElection:
 
     def look(self, now: float) -> Order | None:
         """Return the order to carry out now, if any. It counts as carried out."""
-        if self._is_outside and now >= self._probe_at:
+        if self.is_outside and now >= self._probe_at:
             self._probe_at = float("inf")
             return GiveUp() if self._n_alone >= _PROBES else Probe()
         place = self._place()
@@ -212,10 +212,10 @@ class CoordinatorElection:
         place = self._place()
         if place is not None and self._state == "without" and self._ready:
             due = min(due, self._turn_at(place))
-        return max(now, min(due, self._probe_at) if self._is_outside else due)
+        return max(now, min(due, self._probe_at) if self.is_outside else due)
 
     @property
-    def _is_outside(self) -> bool:
+    def is_outside(self) -> bool:
         """Whether this rank joins, is in no view yet, and no coordinator is connected."""
         return self._joins and self._seen.members is None and not self._seen.is_open
 
