@@ -14,26 +14,22 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from descriptors import opened
+from one_process import DEADLINE_S, OneProcess
 
 import bml.cluster.steps.meeting
 import bml.predict.pace
 import bml.predict.step_time
 import bml.protocol.record.tape
 import bml.protocol.server.history
-from bml.cluster.process import training
-from bml.cluster.process.coordinator import CoordinatorLoop
-from bml.cluster.server.server import Server
-from bml.cluster.spec.job import JobSpec, ServerReport, default_nics
+from bml.cluster.spec.job import JobSpec
 from bml.train.session import Session
 
 VIEWS = int(os.environ.get("BML_SOAK_VIEWS", "60"))
 WARM = 30
-DEADLINE_S = 60.0
 COMES_AND_GOES = 3
 #: What is kept up to a bound (here a low one): commits and views for the report, inputs for a replay, steps
 #: for predictions.
@@ -44,26 +40,13 @@ KEPT = ("commit_at_s", "views", "log", "_noted")
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60 + VIEWS)]
 
 
-class World:
-    """All servers of a bcube:2x2 and the coordinator, as threads of this process.
-
-    They are daemons: a server that ends waits for what its training function has begun, not for the others.
-    """
+class World(OneProcess):
+    """A bcube:2x2 of which one server comes and goes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(training, "unpack", lambda sent: self._step)
-        self.spec = JobSpec("bcube:2x2", detect_s=1.0)
         self.over = threading.Event()
-        self.changed = threading.Condition()
-        self.now: dict[str, Any] = {"epoch": 0, "learners": [], "members": []}
-        self.reports: list[ServerReport] = []
-        self.servers = {server: self._server(server, None) for server in range(4)}
-        contacts = {server: each.contact for server, each in self.servers.items()}
-        self.threads = {server: self._train(each, contacts) for server, each in self.servers.items()}
-        self.coordinator = CoordinatorLoop(self.spec, contacts, {}, 1, self._changed, lambda: None)
-        self._desk = threading.Thread(target=self.coordinator.run, name="coordinator", daemon=True)
-        self._desk.start()
         self._incarnations = 0
+        super().__init__(monkeypatch, JobSpec("bcube:2x2", detect_s=1.0), self._step)
 
     def comes_and_goes(self) -> None:
         """Three views: one without the server, one with it again, one in which it contributes."""
@@ -73,33 +56,14 @@ class World:
         self.threads[COMES_AND_GOES].join(DEADLINE_S)
         assert not self.threads[COMES_AND_GOES].is_alive(), "it does not end"
         self._incarnations += 1
-        back = self.servers[COMES_AND_GOES] = self._server(COMES_AND_GOES, self._incarnations)
-        contacts = {server: each.contact for server, each in self.servers.items()}
-        self.threads[COMES_AND_GOES] = self._train(back, contacts)
+        back = self.servers[COMES_AND_GOES] = self.make(COMES_AND_GOES, self._incarnations)
+        self.threads[COMES_AND_GOES] = self.run(back, self.contacts())
         self.coordinator.join(COMES_AND_GOES, self._incarnations, back.contact)
         self.until(lambda now: COMES_AND_GOES in now["members"] and not now["learners"])
 
-    def until(self, condition: Any) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: condition(self.now), DEADLINE_S), self.now
-
     def end(self) -> None:
         self.over.set()
-        for thread in (*self.threads.values(), self._desk):
-            thread.join(DEADLINE_S)
-            assert not thread.is_alive(), f"{thread.name} does not end"
-
-    def _server(self, server: int, incarnation: int | None) -> Server:
-        return Server(self.spec, server, default_nics(server, 2), incarnation=incarnation)
-
-    def _train(self, server: Server, contacts: Any) -> threading.Thread:
-        def run() -> None:
-            self.reports.append(training.run_training(server, contacts, b""))
-            self.reports[:] = [each for each in self.reports if each.outcome == "done"]
-
-        thread = threading.Thread(target=run, name=f"train-{server.server}", daemon=True)
-        thread.start()
-        return thread
+        self.wait()
 
     def _step(self, session: Session) -> int:
         w = np.zeros(100)
@@ -113,11 +77,6 @@ class World:
                 break
         assert (w == w[0]).all()
         return int(w[0])
-
-    def _changed(self, now: dict[str, Any]) -> None:
-        with self.changed:
-            self.now = now
-            self.changed.notify_all()
 
 
 def tables(thing: object, path: str = "", depth: int = 5) -> Iterator[tuple[str, int]]:
