@@ -37,8 +37,8 @@ from bml.topology import Fabric
 _LOADED_S = 400.0
 #: After so many failing starts a launcher may give up, with the other mishaps of coordinators.
 _MANY_STARTS = 6
-_CLOSES_S = 0.3
-"""How long a program takes to end after an error, at most."""
+_CLOSES_S, _DEPARTS_S = 0.3, 0.5
+"""How long a program takes to end after an error, at most; how long it waits before for a view without it."""
 _WAYS = 12
 """So often slow ways are gone in a step, one after the other, at most."""
 
@@ -401,6 +401,10 @@ class Simulation:
             self.endings.raised(server, said, self.network.now)
         elif how == "return":
             self.endings.returned(server, machine.core.committed, self.network.now)
+        elif how == "depart":
+            self.affected.servers.add(server)
+            self.affected.resized = True
+            self.network.after(_DEPARTS_S, partial(machine.process.run, machine.go))
         else:
             self.network.after(OPERATOR_S, partial(self._operate, server, machine))
 

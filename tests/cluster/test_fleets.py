@@ -117,14 +117,14 @@ def test_a_coordinator_hears_of_the_deaths_before_it(spawned: Spawned) -> None:
     spawned.theirs[1].close()
     assert fleet.wait(0.0) == [Died(1, KILLED)]
     first = spawned.theirs[2]
-    assert receive(first)[0] == "coordinator"
+    assert [receive(first)[0] for _ in range(2)] == ["coordinator", "start"]
     first.close()
     while len(spawned.theirs) < 4:
         fleet.wait(0.01)
     second = spawned.theirs[3]
     second.settimeout(5)
-    assert receive(second)[0] == "coordinator"
-    assert receive(second) == ("gone", 1, KILLED)
+    assert [receive(second)[0] for _ in range(2)] == ["coordinator", "start"]
+    assert receive(second) == ("gone", SPEC.job, 1, KILLED)
 
 
 @pytest.mark.usefixtures("own_logger")

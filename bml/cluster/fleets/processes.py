@@ -298,17 +298,23 @@ class ProcessFleet:
         has_ended = coordinator.has_ended
         succession, now = self._succession, time.monotonic()
         events: list[FleetEvent] = []
+        ends = has_ended
         for what, *rest in coordinator.inbox.take():
-            succession.heartbeat(succession.term, now)
-            if what == "changed":
-                snapshot = self._snapshot = rest[0]
-                succession.reported(snapshot["term"], snapshot["state"], snapshot["highest"])
-                events.append(Changed(snapshot))
-        if has_ended or coordinator.inbox.over:
+            match what:
+                case "alive":
+                    succession.heartbeat(succession.term, now)
+                case "changed":
+                    snapshot = self._snapshot = rest[-1]
+                    succession.reported(snapshot["term"], snapshot["state"], snapshot["highest"])
+                    events.append(Changed(snapshot))
+                case "ended":
+                    ends = True
+        if ends or coordinator.inbox.over:
+            by_itself = ends and not has_ended
             code, state = self._end_coordinator(), self._snapshot.get("state", "starting")
-            why = f"was {state}, and {_cause(code)}"
+            why = f"was {state}, and {'ended' if by_itself else _cause(code)}"
             # Without a code the fork server is stopped too: it could not make a successor.
-            succession.ended(succession.term, why, now, done=code in (0, None) and state == "stopped")
+            succession.ended(succession.term, why, now, (by_itself or code is None) and state == "stopped")
         return events
 
     def _look_after_coordinator(self) -> None:
@@ -321,21 +327,21 @@ class ProcessFleet:
         coordinator = self._spawn()
         with self._changed:
             self._coordinator = coordinator
-            place = self._place(None)
-            known = self._known
-            coordinator.send("coordinator", place, self._spec, known.contacts, known.incarnations, term)
+            known, spec = self._known, self._spec
+            coordinator.send("coordinator", self._place(None))
+            coordinator.send("start", spec.job, spec, known.contacts, known.incarnations, term)
             for server, why in known.gone.items():
-                coordinator.send("gone", server, why)
+                coordinator.send("gone", spec.job, server, why)
 
     def _end_coordinator(self) -> int | None:
         with self._changed:
             coordinator, self._coordinator = self._coordinator, None
         return coordinator.end() if coordinator is not None else None
 
-    def _tell_coordinator(self, *message: Any) -> None:
+    def _tell_coordinator(self, what: str, *rest: Any) -> None:
         """Tell the current coordinator, under the lock."""
         if self._coordinator is not None:
-            self._coordinator.send(*message)
+            self._coordinator.send(what, self._spec.job, *rest)
 
     def _on_loopback(self, server: int | None) -> Place:
         levels = self._spec.parsed_fabric().levels

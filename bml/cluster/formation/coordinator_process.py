@@ -1,4 +1,4 @@
-"""The side of the rank of the process for its coordinators (bml.cluster.formation.coordinator_host)."""
+"""The side of the rank of the process for its coordinators (bml.cluster.process.coordinator)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from bml.cluster.formation.coordinator_host import ALIVE_EVERY_S
+from bml.cluster.process.coordinator import ALIVE_EVERY_S
 from bml.cluster.process.imports import what_we_import
 from bml.cluster.process.mail import Outbox, receive
 from bml.cluster.process.starting import SOCKET, start_with_socket
 from bml.io.forks import close_whole
 
-_ENTRY = "from bml.cluster.formation import coordinator_host; coordinator_host.main()"
+_ENTRY = "from bml.cluster.process import coordinator; coordinator.main()"
 _MOST_UNSENT = 1000
 _SILENT_TURNS, _STARTING_TURNS = 12, 240
 """For so many waits of ALIVE_EVERY_S each it may say nothing; then it is taken for stopped and is killed.

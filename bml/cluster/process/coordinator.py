@@ -2,18 +2,35 @@
 
 It needs only the addresses of the servers. A successor on any machine connects to them, asks for their state,
 and goes on.
+
+Coordinators run in a process of their own, for a rank, or for the launcher of a job of processes. This parent
+holds the other end of its socket, and its messages are pickled; nothing else is ever unpickled. The process
+ends when the parent hangs up or is gone.
+
+    parent to process   ("start", group, specification, contacts, incarnations, term)
+                        ("join", group, server, incarnation, contact); ("gone", group, server, why)
+    process to parent   ("ready",); ("alive",), a sign of life; ("changed", group, term, snapshot)
+                        ("ended", group, term, which one deposed it)
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import socket
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from bml.cluster.injection.acts import COORDINATOR_ACTS
+from bml.cluster.process.logs import LogsAside
+from bml.cluster.process.mail import Outbox, receive
 from bml.cluster.spec import news
 from bml.cluster.spec.job import Contact, Contacts, JobSpec, check_contacts
 from bml.errors import UsageError
@@ -30,6 +47,9 @@ _LOG = logging.getLogger(__name__)
 #: How long the coordinator still answers latecomers after the job's end, in seconds.
 _LINGER_S = 1.0
 _REDIAL_S = 0.05
+ALIVE_EVERY_S = 0.25
+"""How often a coordinator gives a sign of life at least, in seconds."""
+_LAST_LOGS_S = 1.0  # its last logs may take so long to be written
 #: How many of the newest requests to join are in a snapshot, for a launcher that reads late.
 _ASKED_KEPT = 64
 
@@ -37,7 +57,8 @@ _ASKED_KEPT = 64
 class CoordinatorLoop:
     """One coordinator of a job, with a term of its own; `run` returns when the job is over.
 
-    `on_change` gets snapshots. The loop calls `on_beat` every `Timeouts.heartbeat_s`, as a sign of life.
+    `on_change` gets snapshots. The loop calls `on_heartbeat` every `Timeouts.heartbeat_s`, and at least
+    every ALIVE_EVERY_S: a loop that hangs gives no sign of life.
     """
 
     def __init__(
@@ -105,7 +126,7 @@ class CoordinatorLoop:
     def _heartbeat(self) -> None:
         now = time.monotonic()
         if now >= self._heartbeat_at:
-            self._heartbeat_at = now + self._timeouts.heartbeat_s
+            self._heartbeat_at = now + min(self._timeouts.heartbeat_s, ALIVE_EVERY_S)
             self._on_heartbeat()
 
     def _over(self) -> bool:
@@ -292,3 +313,88 @@ class CoordinatorLoop:
     def _ask_launcher(self, fault: Fault) -> None:
         self._n_asked += 1
         self._asked.append((self._n_asked, str(fault)))  # the launcher reads it, and starts the server
+
+
+class CoordinatorHost:
+    """The coordinators of one parent, one for each of its groups, each in a thread of its own.
+
+    `say` takes what the parent is told, snapshots of the jobs only if it is `asked_for_snapshots`.
+    """
+
+    def __init__(self, say: Callable[..., None], logs: LogsAside, asked_for_snapshots: bool):
+        self._say = say
+        self._logs = logs
+        self._asked_for_snapshots = asked_for_snapshots
+        self._loops: dict[str, CoordinatorLoop] = {}
+        self._changed = threading.Lock()
+        self._n_running = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no coordinator runs that gives signs of life."""
+        return self._n_running == 0
+
+    def take(self, what: str, group: str, *rest: Any) -> None:
+        """A message of the parent."""
+        loop = self._loops.get(group)
+        match what:
+            case "start":
+                self._start(group, *rest)
+            case "join" if loop is not None:
+                loop.join(*rest)
+            case "gone" if loop is not None:
+                loop.say(core.Gone(*rest))
+
+    def _start(
+        self, group: str, spec: JobSpec, contacts: Contacts, incarnations: Mapping[int, int], term: int
+    ) -> None:
+        """Start a coordinator; an older one of this group ends by itself, as the servers depose it."""
+        changed = partial(self._say, "changed", group, term)
+        told = changed if self._asked_for_snapshots else lambda snapshot: None
+        loop = CoordinatorLoop(spec, contacts, incarnations, term, told, partial(self._say, "alive"))
+        self._loops[group] = loop
+        with self._changed:
+            self._n_running += 1
+        name = f"bml-coordinator-{group}"
+        threading.Thread(target=self._run, args=(group, loop, term), name=name, daemon=True).start()
+
+    def _run(self, group: str, loop: CoordinatorLoop, term: int) -> None:
+        try:
+            loop.run()
+        except BaseException:  # its lines must not stay open: the servers would wait for it
+            traceback.print_exc()
+            os._exit(1)
+        with self._changed:
+            self._n_running -= 1
+        self._logs.drain(_LAST_LOGS_S)  # the parent may kill this process when it hears of the end
+        self._say("ended", group, term, loop.deposed_by)
+
+
+def main() -> None:
+    """Run coordinators for the rank at the other end of the socket given as the first argument."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the rank
+    serve(socket.socket(fileno=int(sys.argv[1])), asked_for_snapshots=False)
+
+
+def serve(sock: socket.socket, asked_for_snapshots: bool) -> None:
+    """Run coordinators for the parent at the other end of `sock`; ends this process when that is gone."""
+    logs = LogsAside()
+    logs.start()
+    outbox = Outbox(sock, most=1)  # each snapshot of a group replaces older ones, as signs of life do
+    host = CoordinatorHost(outbox.put, logs, asked_for_snapshots)
+    outbox.put("ready")
+    threading.Thread(target=_say_alive, args=(outbox, host), name="bml-alive", daemon=True).start()
+    try:
+        while True:
+            host.take(*receive(sock))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _say_alive(outbox: Outbox, host: CoordinatorHost) -> None:
+    """Give the signs of life of a process in which no coordinator does."""
+    while True:
+        time.sleep(ALIVE_EVERY_S)
+        if host.is_idle:
+            outbox.put("alive")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import deque
+from itertools import takewhile
 from typing import Any
 
 import cloudpickle
@@ -24,14 +25,15 @@ _READ_NBYTES = 1 << 20
 class Outbox:
     """Sends messages over `sock`, in order; any thread may.
 
-    Messages for which the reader has no room wait here, and a thread sends them. At most `most` messages with
-    the same first word wait. Beyond, the oldest is dropped: with `most=1` a slow reader gets the newest.
+    Messages for which the reader has no room wait here, and a thread sends them. At most `most` messages that
+    begin with the same words wait. Beyond, the oldest is dropped: with `most=1` a slow reader gets
+    the newest.
     """
 
     def __init__(self, sock: socket.socket, most: int):
         self._sock = sock
         self._most = most
-        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._waiting: deque[tuple[tuple[str, ...], bytes]] = deque()
         self._changed = Condition()
         self._sending = False
         self._closed = False
@@ -44,7 +46,7 @@ class Outbox:
             if self._closed:
                 return
             if self._sending:
-                self._wait(message[0] if isinstance(message[0], str) else "", data)
+                self._wait(tuple(takewhile(lambda each: isinstance(each, str), message)), data)
                 return
             rest = self._try(data)
             if rest:
@@ -66,11 +68,11 @@ class Outbox:
         except OSError:  # the reader has already gone
             return
 
-    def _wait(self, word: str, data: bytes) -> None:
-        like_it = [each for each in self._waiting if each[0] == word]
+    def _wait(self, words: tuple[str, ...], data: bytes) -> None:
+        like_it = [each for each in self._waiting if each[0] == words]
         if len(like_it) >= self._most:
             self._waiting.remove(like_it[0])
-        self._waiting.append((word, data))
+        self._waiting.append((words, data))
 
     def _try(self, data: bytes) -> memoryview:
         """Send as many bytes as there is room for; return the rest."""

@@ -1,4 +1,4 @@
-"""The program of a plain process of a job: it is a server, or the coordinator.
+"""The program of a plain process of a job: it is a server, or runs the coordinator.
 
 It is a spare before, if it was started to take the place of a server that is lost.
 
@@ -8,9 +8,8 @@ else is ever unpickled. When the launcher is gone, this process ends.
     launcher to spare      place, training function; later what it says to any server
     launcher to server     place, specification, which incarnation; contacts and the training function; then
                            ("ask", number, request) and ("applied",)
-    launcher to coordinator  ("gone", server, why) and ("join", server, incarnation, contact)
-    coordinator to launcher  ("heartbeat",), a sign of life, and ("changed", snapshot)
                            ("end",), before it hangs up
+    launcher to coordinator  place; then see bml.cluster.process.coordinator
     server to launcher     its contact, or the error for which it cannot start; then
                            ("answer", number, answer), ("apply", fault), ("report", report)
 """
@@ -24,7 +23,7 @@ import threading
 import time
 from typing import Any
 
-from bml.cluster.process.coordinator import CoordinatorLoop
+from bml.cluster.process import coordinator
 from bml.cluster.process.exiting import end_children
 from bml.cluster.process.logs import LogsAside
 from bml.cluster.process.mail import Outbox, receive
@@ -39,7 +38,6 @@ from bml.fabric import namespace
 from bml.faults import Fault
 from bml.io.forks import close_on_fork
 from bml.io.interruptible import Event
-from bml.protocol.coordinator import core as core
 
 #: How many messages wait at most for a launcher that does not read; it stops asking long before.
 _MOST_UNSENT = 100
@@ -63,13 +61,12 @@ def serve(descriptor: int) -> None:
         return  # the job has ended, or the launcher has gone, before it said anything
     if place.namespace is not None:
         namespace.enter(place.namespace)  # before any socket is opened or thread started
+    if role == "coordinator":
+        coordinator.serve(sock, asked_for_snapshots=True)
     logs = LogsAside()
     logs.start()
     try:
-        if role == "server":
-            _serve(sock, place, *rest)
-        else:
-            _coordinate(sock, *rest)
+        _serve(sock, place, *rest)
     finally:
         logs.drain(_LAST_LOGS_S)
 
@@ -148,31 +145,3 @@ def _serve(sock: socket.socket, place: Place, spec: JobSpec, number: int, incarn
     flush_files()
     launcher.say("report", report)
     launcher.flush()
-
-
-def _coordinate(sock: socket.socket, spec: JobSpec, contacts: Any, incarnations: Any, term: int) -> None:
-    outbox = Outbox(sock, most=1)  # each snapshot replaces older ones, and so does each heartbeat
-    loop = CoordinatorLoop(
-        spec,
-        contacts,
-        incarnations,
-        term,
-        lambda now: outbox.put("changed", now),
-        lambda: outbox.put("heartbeat"),
-    )
-    threading.Thread(target=_listen, args=(sock, loop), daemon=True).start()
-    loop.run()
-    outbox.flush()
-
-
-def _listen(sock: socket.socket, loop: CoordinatorLoop) -> None:
-    """Pass on the launcher's messages: a process is dead, or was started to join."""
-    try:
-        while True:
-            what, *rest = receive(sock)
-            if what == "gone":
-                loop.say(core.Gone(*rest))
-            else:
-                loop.join(*rest)
-    except (EOFError, OSError):
-        os._exit(1)

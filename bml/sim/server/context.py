@@ -37,7 +37,10 @@ class World(Protocol):
         """Something happened (at a server) to which a mishap may be tied."""
 
     def function_ends(self, server: int, how: str, said: str) -> None:
-        """A training function raised (`said` is its error), returned early, or computes without end."""
+        """A training function raised (`said` is its error), returned early, or computes without end.
+
+        Or it raised in a job without a launcher: its server departs.
+        """
 
     def left(self, server: int, is_done: bool) -> None:
         """The job is over for a server, well or with an error."""

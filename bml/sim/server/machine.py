@@ -98,6 +98,13 @@ class Machine:
         """The user learns that its server must leave: it stops before the next step."""
         self.user.leaves = True
 
+    def go(self) -> None:
+        """It said that it leaves, and waits for no view without it any longer."""
+        if not self.over:
+            self.user.stop()
+            self.over = True
+            self._world.left(self.server, is_done=False)
+
     @property
     def done(self) -> bool:
         """Whether its user has had all results."""

@@ -139,7 +139,16 @@ class User:
                 self._world.function_ends(self._server, "endless", "")
 
     def fail(self, error: Exception) -> None:
-        """The training function raises this, and its server says so, as bml.cluster.process.training does."""
+        """The training function raises this, and its server says so, as bml.cluster.process.training does.
+
+        Without a launcher the program of a rank ends with it, and the others go on, as in
+        bml.cluster.formation.group.
+        """
+        if self._world.settings.elects:
+            self._world.function_ends(self._server, "depart", "")
+            self.goes = True
+            self._handle(ev.Leaving("its program ended with an error"))
+            return
         said = f"server {self._server} raised {type(error).__name__}: {error}"
         if not isinstance(error, TooSlow):  # a learner's, which ends nothing for the others
             self._world.function_ends(self._server, "raise", said)
