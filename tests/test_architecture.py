@@ -94,7 +94,7 @@ PURE = (
     "bml.cluster.fleets.shortage",
     "bml.cluster.fleets.spare_places",
     "bml.cluster.formation.point_to_point",
-    "bml.cluster.launcher.growing",
+    "bml.cluster.launcher.start_backoff",
     "bml.cluster.launcher.restarts",
     "bml.cluster.ray.watching.absence",
     "bml.cluster.spec.leaving",

@@ -55,7 +55,7 @@ class Metric:
         return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
 
 
-_STEPS, _SESSION, _VIEWS = "the meeting of training thread and loop", "the session", "the server's views"
+_STEPS, _SESSION, _VIEWS = "the mailbox of training thread and loop", "the session", "the server's views"
 _LINKS, _WATCH, _STATE = (
     "the counters of the connections",
     "the failure detector",

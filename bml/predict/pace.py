@@ -72,11 +72,11 @@ class Usual(NamedTuple):
 
 
 @dataclass
-class Steps:
+class StepTimes:
     """The steps of one view that were measured, by the size of their vectors in bytes."""
 
     n_servers: int
-    first: Steps | None = None
+    first: StepTimes | None = None
     """The first LEARNED of them; None in that one itself."""
     counts: dict[int, int] = field(default_factory=dict)
     times: dict[int, deque[tuple[float, float, float, float]]] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Pace:
     def __init__(self, clock: Callable[[], float]):
         self.shares_work = False
         """Whether servers share the samples of batches: with fewer of them each computes longer."""
-        self.views: dict[int, Steps] = {}
+        self.views: dict[int, StepTimes] = {}
         """Epoch -> its steps, as of the last `look`."""
         self.boundary: Boundary | None = None
         """The newest one."""
@@ -181,7 +181,7 @@ class Pace:
     def _take(self, before: Took, took: Took) -> None:
         steps = self.views.get(took.epoch)
         if steps is None or steps.n_servers != took.n_servers:
-            steps = self.views[took.epoch] = Steps(took.n_servers, Steps(took.n_servers))
+            steps = self.views[took.epoch] = StepTimes(took.n_servers, StepTimes(took.n_servers))
             self._forget()
         step_s, wires_s = took.ended_s - before.ended_s, took.ended_s - took.began_s
         if before.waits_s is not None:

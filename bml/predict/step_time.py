@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bml.predict.pace import LEARNED, VIEWS_KEPT, Steps, mean_s
+from bml.predict.pace import LEARNED, VIEWS_KEPT, StepTimes, mean_s
 from bml.schedule import Schedules
 from bml.schedule.select.model import Constants
 
@@ -54,7 +54,7 @@ class StepTime:
     basis: str
     counts: Mapping[int, int]
 
-    def shown(self, steps: Steps | None) -> dict[str, Any]:
+    def shown(self, steps: StepTimes | None) -> dict[str, Any]:
         """Return it ready for JSON, beside what the view's steps took so far."""
         return {
             "epoch": self.epoch,
@@ -65,7 +65,7 @@ class StepTime:
             "steps": 0 if steps is None else steps.n_steps,
         }
 
-    def measured_s(self, steps: Steps | None) -> float | None:
+    def measured_s(self, steps: StepTimes | None) -> float | None:
         """What these steps took, if sizes come as often as was predicted; None: there are none of a size."""
         return steps.step_s(self.counts) if steps is not None and steps.has(self.counts) else None
 
@@ -113,7 +113,7 @@ class Predictor:
             for old in sorted(kept)[:-VIEWS_KEPT]:
                 del kept[old]
 
-    def look(self, views: Mapping[int, Steps], n_servers: int, shares_work: bool) -> None:
+    def look(self, views: Mapping[int, StepTimes], n_servers: int, shares_work: bool) -> None:
         """Predict the newest view, once it can be: `views` are the steps so far, of all views.
 
         `n_servers` contribute in it. With `shares_work` they share a number of samples. Of the view's own
@@ -132,7 +132,7 @@ class Predictor:
             assert first is not None
             self.predictions[epoch] = self._first(epoch, first)
 
-    def _first(self, epoch: int, steps: Steps) -> StepTime:
+    def _first(self, epoch: int, steps: StepTimes) -> StepTime:
         wires = self._models[epoch]
 
         def step_s(nbytes: int) -> float:
@@ -145,7 +145,7 @@ class Predictor:
         )
 
     def _following(
-        self, epoch: int, before: int, steps: Steps, n_servers: int, shares_work: bool
+        self, epoch: int, before: int, steps: StepTimes, n_servers: int, shares_work: bool
     ) -> StepTime:
         wires, then = self._models[epoch], self._models[before]
         longer = steps.n_servers / n_servers - 1 if shares_work and n_servers else 0.0

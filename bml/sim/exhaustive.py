@@ -360,7 +360,7 @@ _LEFT_OUT = frozenset(
             "_recovery",
             "_engines",
             "_slice_nbytes",
-            "_other_frames",
+            "_control_frames",
         ),
         *("_layout", "_units", "_starts", "place"),
         *("_view_history", "_texts", "_history", "steps", "handle_shared"),

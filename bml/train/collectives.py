@@ -25,7 +25,7 @@ from bml.train.balancing.stopwatch import Stopwatch
 from bml.train.balancing.throughput import Throughput
 from bml.train.calls import Calls
 from bml.train.communicator import Committed, Communicator
-from bml.train.pending import Finish, Pending, Steps, Then, Work
+from bml.train.pending import CollectiveQueue, Finish, Pending, Then, Work
 from bml.train.position import Position
 from bml.train.priority.pieces import Pieces
 from bml.train.vectors import describe
@@ -54,7 +54,7 @@ class Collectives:
         self.calls = Calls(communicator.slowdown)
         self.stopwatch = Stopwatch(lambda: communicator.clock())
         self.throughput = Throughput(lambda: communicator.clock(), lambda: self.stopwatch.all_waited_s)
-        self.steps = Steps(self.calls.later, self.stopwatch, self.throughput.pace)
+        self.steps = CollectiveQueue(self.calls.later, self.stopwatch, self.throughput.pace)
         self.position = Position(get_ident)
         self.contributors = communicator.servers
         """The servers whose contributions are in the last step that was waited for. At first these are all
@@ -126,7 +126,7 @@ class Collectives:
         whole: Sequence[Pending] | None = None,
         priority: int | None = None,
     ) -> Pending:
-        """Put a collective behind those that were begun before; see Steps.begin."""
+        """Put a collective behind those that were begun before; see CollectiveQueue.begin."""
         if isinstance(work, Pieces):
             work.begun_in = self.steps.iteration
         with self.calls:
@@ -224,18 +224,18 @@ class Collectives:
 
     @property
     def piece_nbytes(self) -> int:
-        """See bml.train.priority.pieces.Steps."""
+        """See bml.train.priority.pieces.PieceContext."""
         return self.communicator.piece_nbytes
 
     def piece_memory(self, n_elements: int, dtype: np.dtype[Any]) -> Array:
-        """See bml.train.priority.pieces.Steps; called in the thread of the steps alone."""
+        """See bml.train.priority.pieces.PieceContext; called in the thread of the steps alone."""
         memory, self._piece_memory = self._piece_memory, None
         if memory is None or memory.dtype != dtype or memory.size < n_elements:
             memory = self.communicator.empty(n_elements, dtype)
         return memory
 
     def free_piece(self, memory: Array) -> None:
-        """See bml.train.priority.pieces.Steps."""
+        """See bml.train.priority.pieces.PieceContext."""
         self._piece_memory = memory
 
     def step(self, call: Called, op: str, prepare: Prepare, shared: bool = False) -> Committed:
@@ -254,7 +254,7 @@ class Collectives:
             pace.begin()
             outcome = self.communicator.sync(view.epoch, contribution, op, text, signature, shared)
             if isinstance(outcome, Committed):
-                nbytes, waits = vector_of(contribution).nbytes, not self.steps.is_beside
+                nbytes, waits = vector_of(contribution).nbytes, not self.steps.in_worker_thread
                 pace.end(outcome.epoch, len(outcome.contributors), nbytes, waits)
                 self.n_steps += 1
                 if self.first_step:

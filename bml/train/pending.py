@@ -41,7 +41,7 @@ class Pending:
 
     def __init__(
         self,
-        steps: Steps,
+        steps: CollectiveQueue,
         work: Work | Pieces,
         finish: Finish,
         whole: Sequence[Pending] | None = None,
@@ -122,7 +122,7 @@ class _MainThreadCall:
         self.over = True
 
 
-class Steps:
+class CollectiveQueue:
     """The queue of one session. The thread of the steps calls `ask`; the training thread calls the rest.
 
     `waiting` makes the context in which a thread waits; the `stopwatch` stands still meanwhile.
@@ -201,7 +201,7 @@ class Steps:
             return finish(work())
 
     @property
-    def is_beside(self) -> bool:
+    def in_worker_thread(self) -> bool:
         """Whether the caller is the thread of the steps."""
         return threading.current_thread() is self._thread
 
@@ -254,7 +254,7 @@ class Steps:
 
     def ask(self, function: Callable[[], Any]) -> Any:
         """Let the training thread call a function while it waits; returns the result, or raises the error."""
-        if not self.is_beside:
+        if not self.in_worker_thread:
             return function()
         call = self._call = _MainThreadCall(function)
         self._ring()

@@ -21,7 +21,7 @@ import cloudpickle
 import numpy as np
 
 import bml
-from bml.cluster.launcher import graces
+from bml.cluster.launcher import shutdown_grace
 from bml.cluster.ray import auth as ray_auth
 
 FABRIC, BAD, STEPS = "bcube:3x1", 1, 5
@@ -164,7 +164,7 @@ class Row:
     error: str = ""
     values: tuple[str, ...] = ()
     dead: tuple[int, ...] = ()
-    grace_s: float = graces._GRACE_S
+    grace_s: float = shutdown_grace._GRACE_S
 
 
 def raises(bad: Callable[[], Any], error: str) -> Row:
@@ -218,7 +218,7 @@ TABLE = {
 
 def outcome(name: str, launcher: str) -> dict[str, Any]:
     """Launch one of the functions: what came of it, in words, ready for JSON."""
-    graces._GRACE_S = TABLE[name].grace_s
+    shutdown_grace._GRACE_S = TABLE[name].grace_s
     with tempfile.TemporaryDirectory() as folder:
         error: Exception | None = None
         begun = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bml.cluster.launcher.restarts import MOST_STARTS, OUT, WITHIN_S, Comebacks, is_worth_it
+from bml.cluster.launcher.restarts import MOST_STARTS, OUT, WITHIN_S, RestartPolicy, is_worth_it
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,16 @@ def test_the_job_does_not_go_on_without_who_ends_otherwise(kind: str) -> None:
 
 
 def test_a_server_that_never_comes_in_is_started_three_times_a_minute() -> None:
-    comebacks = Comebacks()
-    assert [comebacks.refusal(4, float(now)) for now in range(MOST_STARTS)] == [""] * MOST_STARTS
-    assert "3 times within 60 s and never became a member" in comebacks.refusal(4, WITHIN_S)
-    assert comebacks.refusal(5, WITHIN_S) == "", "others have starts of their own"
-    assert comebacks.refusal(4, WITHIN_S + 0.5) == "", "the first was more than a minute ago"
-    assert comebacks.refusal(4, WITHIN_S + 0.6)
+    policy = RestartPolicy()
+    assert [policy.refusal(4, float(now)) for now in range(MOST_STARTS)] == [""] * MOST_STARTS
+    assert "3 times within 60 s and never became a member" in policy.refusal(4, WITHIN_S)
+    assert policy.refusal(5, WITHIN_S) == "", "others have starts of their own"
+    assert policy.refusal(4, WITHIN_S + 0.5) == "", "the first was more than a minute ago"
+    assert policy.refusal(4, WITHIN_S + 0.6)
 
 
 def test_a_server_that_came_in_may_be_lost_as_often_as_it_likes() -> None:
-    comebacks = Comebacks()
+    policy = RestartPolicy()
     for now in range(20):
-        assert comebacks.refusal(4, float(now)) == ""
-        comebacks.came_in({0, 4})
+        assert policy.refusal(4, float(now)) == ""
+        policy.came_in({0, 4})

@@ -111,7 +111,7 @@ def test_a_server_acts_on_no_warning_by_itself() -> None:
     world = World()
     lossy(world)
     assert [each["kind"] for each in world.forecast.warnings(world.now)] == ["resent"]
-    assert world.dispatched == [ev.Losing(((0, 0),))]
+    assert world.dispatched == [ev.LossyNics(((0, 0),))]
     (suspect,) = world.asked("suspects")["suspects"]
     assert (suspect["part"], suspect["last"]) == ("NIC 0/0", False)
 
@@ -133,7 +133,7 @@ def test_the_core_hears_once_where_segments_are_lost_and_that_they_are_no_more()
     lossy(world)
     for _ in range(LOOKED_AT + 1):
         world.second(n1_0=WELL, n2_1=WELL)
-    assert world.dispatched == [ev.Losing(((0, 0),)), ev.Losing(())]
+    assert world.dispatched == [ev.LossyNics(((0, 0),)), ev.LossyNics(())]
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_in_the_status_of_a_job_a_server_that_cannot_answer_does_not() -> None:
     job: Any = SimpleNamespace(
         _fleet=SimpleNamespace(ask=lambda request, patience: answers, spares=SimpleNamespace(left=0)),
         _result=SimpleNamespace(dead={}, left={}, reports={}),
-        _newcomers=SimpleNamespace(expected={0, 1}, to_come=[], never_there=[]),
+        _join_manager=SimpleNamespace(expected={0, 1}, to_come=[], never_there=[]),
         _history=SimpleNamespace(views=[], events=[]),
         _snapshot={},
         _launcher="processes",

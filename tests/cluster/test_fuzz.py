@@ -171,7 +171,7 @@ class Victim:
 
     def submit(self, n: int = N) -> None:
         """The user brings ones to the step that comes."""
-        self.shell.meeting.contribution = (np.ones(n), "sum")
+        self.shell.mailbox.contribution = (np.ones(n), "sum")
         call = Call("sum", "<f8", n, "sum")
         event = ev.Submit(self.core.step, self.core.epoch, call, SIGNATURE)
         self.shell.execution.execute(self.core.handle(event, 0.0))
@@ -209,13 +209,13 @@ class Victim:
     def takes_an_honest_step(self) -> None:
         """Nothing of what came before is in it."""
         self.view(learns=False)
-        while not self.shell.meeting.replies.empty():
-            self.shell.meeting.replies.get()
+        while not self.shell.mailbox.replies.empty():
+            self.shell.mailbox.replies.get()
         self.submit()
         connection = self.connection()
         for header, payload in self.honest():
             connection.feed(raw(header) + payload)
-        reply = self.shell.meeting.replies.get(timeout=1.0)
+        reply = self.shell.mailbox.replies.get(timeout=1.0)
         assert isinstance(reply, Committed), reply
         np.testing.assert_array_equal(reply.result, np.full(N, 3.0))
 

@@ -20,7 +20,7 @@ import pytest
 from descriptors import opened
 from one_process import DEADLINE_S, OneProcess
 
-import bml.cluster.steps.meeting
+import bml.cluster.steps.mailbox
 import bml.predict.pace
 import bml.predict.step_time
 import bml.protocol.record.tape
@@ -113,7 +113,7 @@ def measure(world: World) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def test_view_changes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bml.cluster.steps.meeting, "_COMMITS_KEPT", FEW)
+    monkeypatch.setattr(bml.cluster.steps.mailbox, "_COMMITS_KEPT", FEW)
     monkeypatch.setattr(bml.protocol.server.history, "_VIEWS_KEPT", FEW)
     monkeypatch.setattr(bml.predict.step_time, "VIEWS_KEPT", FEW)
     monkeypatch.setattr(bml.predict.pace, "VIEWS_KEPT", FEW)

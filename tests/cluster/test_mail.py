@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bml.cluster.launcher.callbacks import Teller
-from bml.cluster.launcher.joining import Joining
+from bml.cluster.launcher.join_starter import JoinStarter
 from bml.cluster.process import worker
 from bml.cluster.process.logs import LogsAside
 from bml.cluster.process.mail import Inbox, Outbox, receive
@@ -241,7 +241,7 @@ def test_a_server_that_finds_no_room_holds_up_no_other() -> None:
             raise StartError("it has no machine")
         started.append((server, incarnation))
 
-    joining = Joining(join)
+    joining = JoinStarter(join)
     for server in (1, 2, 3):
         joining.begin(server, server)
     failed: list[tuple[int, str]] = []
@@ -258,7 +258,7 @@ def test_what_the_system_refuses_to_one_server_is_no_end_of_the_job() -> None:
     def join(server: int, incarnation: int, give_up: threading.Event) -> None:
         raise OSError(24, "Too many open files")
 
-    joining = Joining(join)
+    joining = JoinStarter(join)
     joining.begin(1, 1)
     failed: list[tuple[int, str]] = []
     until(lambda: failed.extend(joining.failed()) or not joining.coming)
@@ -271,7 +271,7 @@ def test_a_start_is_given_up_at_the_end() -> None:
         assert give_up.wait(WITHIN_S)
         raise StartError("given up")
 
-    joining = Joining(join)
+    joining = JoinStarter(join)
     joining.begin(1, 1)
     joining.begin(2, 2)
     joining.close()
@@ -282,7 +282,7 @@ def test_a_bug_of_a_start_is_raised() -> None:
     def join(server: int, incarnation: int, give_up: threading.Event) -> None:
         raise ZeroDivisionError
 
-    joining = Joining(join)
+    joining = JoinStarter(join)
     joining.begin(1, 1)
     with pytest.raises(ZeroDivisionError):
         until(joining.failed)

@@ -46,7 +46,7 @@ class Node:
             poller=self.poller,
             peers=self.peers,
             core=SimpleNamespace(view=self.view),
-            meeting=SimpleNamespace(stopped=False),
+            mailbox=SimpleNamespace(stopped=False),
             line=SimpleNamespace(take_peers=self._take_peers),
         )
         self.lines = PeerLines(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import bml
-from bml.cluster.launcher.newcomers import Newcomers
+from bml.cluster.launcher.join_manager import JoinManager
 from bml.cluster.launcher.restarts import DIED, is_replaced, is_worth_it
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec
@@ -101,12 +101,12 @@ def lose(
     def join(server: int, incarnation: int, give_up: threading.Event) -> None:
         came.append((server, incarnation))
 
-    newcomers = Newcomers(join, spares, result, lambda server: False, lambda: False)
+    newcomers = JoinManager(join, spares, result, lambda server: False, lambda: False)
     for server in servers:
         result.dead[server] = "it was killed"
         newcomers.lost(server)
         newcomers.start(missing)
-        newcomers._joining.close()
+        newcomers._join_starter.close()
     return came, missing, result
 
 
@@ -126,7 +126,7 @@ def test_a_server_whose_machine_is_drained_comes_again_elsewhere(
         raise StartError("no Ray node is there")
 
     waiting, missing = Waiting(result.spec.spares), set[int]()
-    newcomers = Newcomers(join, waiting, result, lambda server: False, lambda: False)
+    newcomers = JoinManager(join, waiting, result, lambda server: False, lambda: False)
     result.dead[3] = "its Ray node is draining"
     newcomers.lost(3, DRAINED)
     newcomers.start(missing)
@@ -145,10 +145,10 @@ class NoMachine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left: int, **settings: Any):
         self.now_s = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
-        monkeypatch.setattr("bml.cluster.launcher.newcomers.time", clock)
+        monkeypatch.setattr("bml.cluster.launcher.join_manager.time", clock)
         self.spares, self.tried = Waiting(left), list[tuple[int, bool]]()
         self.result, self.missing = Result(JobSpec("bcube:2x2", **settings)), set[int]()
-        self.all = Newcomers(self._join, self.spares, self.result, lambda server: False, lambda: False)
+        self.all = JoinManager(self._join, self.spares, self.result, lambda server: False, lambda: False)
 
     def _join(self, server: int, incarnation: int, give_up: threading.Event) -> None:
         self.tried.append((server, self.spares.take(server)))
@@ -161,7 +161,7 @@ class NoMachine:
     def start(self, at_s: float) -> None:
         self.now_s = at_s
         self.all.start(self.missing)
-        self.all._joining.close()
+        self.all._join_starter.close()
         self.all.start(self.missing)  # takes the outcomes
 
 

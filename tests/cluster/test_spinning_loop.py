@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bml.cluster.server import loop as loops
-from bml.cluster.steps.meeting import Meeting
+from bml.cluster.steps.mailbox import Mailbox
 from bml.cluster.steps.wire import WireSteps
 from bml.io.poller import Poller
 from bml.io.spin import NO_SPIN, Spin
@@ -24,15 +24,15 @@ YIELDS = 5
 class Waits(Poller):
     """Notes how long each pass may wait; the reply comes in the first one that may wait at all."""
 
-    def __init__(self, meeting: Meeting):
+    def __init__(self, mailbox: Mailbox):
         super().__init__(guard=threading.Lock())
         self.timeouts_s: list[float] = []
-        self._meeting = meeting
+        self._mailbox = mailbox
 
     def poll(self, timeout_s: float = 0.0) -> int:
         self.timeouts_s.append(timeout_s)
         if timeout_s > 0:
-            self._meeting.replies.put(REPLY)
+            self._mailbox.replies.put(REPLY)
         return 0
 
 
@@ -43,9 +43,9 @@ def passes(
     idle = iter([True] * idle_yields)
     monkeypatch.setattr(loops, "yield_core", lambda contention: True)
     monkeypatch.setattr(loops, "yield_idle_core", lambda: next(idle, False))
-    meeting = Meeting(lambda: None)
+    mailbox = Mailbox(lambda: None)
     shell: Any = MagicMock()
-    shell.meeting, shell.poller = meeting, Waits(meeting)
+    shell.mailbox, shell.poller = mailbox, Waits(mailbox)
     shell.injection.armed = shell.core.urgent = False
     shell.execution.leave_at = None
     loop = loops.ServerLoop(shell, server=0, n_servers=2)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bml.cluster.fleets.start_quorum import OTHERS_S, StartQuorum
-from bml.cluster.launcher.growing import AGAIN_S, MOST_AGAIN_S, Growing
 from bml.cluster.launcher.launch import sizes
+from bml.cluster.launcher.start_backoff import AGAIN_S, MOST_AGAIN_S, StartBackoff
 from bml.cluster.spec.job import JobSpec
 from bml.errors import FabricError, StartError, UsageError
 
@@ -115,30 +115,30 @@ def test_what_is_no_range_of_sizes(servers: object) -> None:
 
 
 def test_a_server_that_does_not_come_is_started_again_later_and_later() -> None:
-    growing = Growing()
-    growing.begin([7, 8], 0.0)
-    assert growing.due(0.0) == [7, 8]
-    assert growing.due(100.0) == [], "each is being started"
+    backoff = StartBackoff()
+    backoff.begin([7, 8], 0.0)
+    assert backoff.due(0.0) == [7, 8]
+    assert backoff.due(100.0) == [], "each is being started"
     now, pauses = 0.0, []
     for _ in range(8):
-        assert growing.failed(8, now)
-        pause = next(after for after in range(1, 100) if growing.due(now + after) == [8])
+        assert backoff.failed(8, now)
+        pause = next(after for after in range(1, 100) if backoff.due(now + after) == [8])
         pauses.append(pause)
         now += pause
     assert pauses == [AGAIN_S, 4, 8, 16, 32, MOST_AGAIN_S, MOST_AGAIN_S, MOST_AGAIN_S]
-    assert growing.awaited == [7, 8]
+    assert backoff.awaited == [7, 8]
 
 
 def test_a_server_that_came_is_awaited_no_more() -> None:
-    growing = Growing()
-    growing.begin([6, 7, 8], 0.0)
-    growing.due(0.0)
-    growing.came_in([0, 1, 7])
-    growing.give_up(6)
-    assert growing.awaited == [8]
-    assert not growing.failed(7, 1.0)
-    assert not growing.failed(6, 1.0)
-    assert growing.due(100.0) == []
+    backoff = StartBackoff()
+    backoff.begin([6, 7, 8], 0.0)
+    backoff.due(0.0)
+    backoff.came_in([0, 1, 7])
+    backoff.give_up(6)
+    assert backoff.awaited == [8]
+    assert not backoff.failed(7, 1.0)
+    assert not backoff.failed(6, 1.0)
+    assert backoff.due(100.0) == []
 
 
 @pytest.mark.parametrize("fabric", ["torus:4x2", "graph:0-1;0-2;0-3"])

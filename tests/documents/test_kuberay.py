@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from bml.cli.run import run
-from bml.cluster.launcher.graces import WRITING_S
+from bml.cluster.launcher.shutdown_grace import WRITING_S
 from bml.topology import parse
 
 ROOT = Path(__file__).parents[2]

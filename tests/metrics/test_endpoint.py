@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import bml
 from bml.cluster.fleets.fleet import NoSpares
 from bml.cluster.launcher import metrics
+from bml.cluster.launcher.join_manager import JoinManager
 from bml.cluster.launcher.metrics import Endpoint, Facts, address_of, families
-from bml.cluster.launcher.newcomers import Newcomers
 from bml.cluster.launcher.result import Result
 from bml.cluster.spec.job import JobSpec
 from bml.metrics.samples import Distribution, Sample
@@ -80,11 +80,11 @@ def result(*servers: int, dead: tuple[int, ...] = (), left: tuple[int, ...] = ()
     return found
 
 
-def newcomers(result: Result) -> Newcomers:
+def newcomers(result: Result) -> JoinManager:
     """Server 5 is being started."""
-    found = Newcomers(lambda *_: None, NoSpares(), result, lambda _: False, lambda: False)
+    found = JoinManager(lambda *_: None, NoSpares(), result, lambda _: False, lambda: False)
     found.incarnations[5] = 1
-    found._joining.coming.add(5)
+    found._join_starter.coming.add(5)
     return found
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bml.predict.pace import LEARNED, SIZES_KEPT, VIEWS_KEPT, WHOLE_VIEWS, Pace, Steps, Usual
+from bml.predict.pace import LEARNED, SIZES_KEPT, VIEWS_KEPT, WHOLE_VIEWS, Pace, StepTimes, Usual
 
 
 class Clock:
@@ -85,7 +85,7 @@ def test_a_step_that_is_counted_has_its_times() -> None:
             super().__setitem__(nbytes, count)
             assert steps.usual(nbytes).step_s == 1.0
 
-    steps = Steps(4, counts=Counts())
+    steps = StepTimes(4, counts=Counts())
     for _ in range(3):
         steps.add(1000, 1.0, 1.0, 0.0, 0.0)
     assert steps.n_steps == 3

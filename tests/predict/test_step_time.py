@@ -3,7 +3,7 @@
 import pytest
 
 from bml.lab.flows.simulate import Conditions, simulate
-from bml.predict.pace import Steps
+from bml.predict.pace import StepTimes
 from bml.predict.step_time import Predictor, felt_s, modelled, modelled_shared
 from bml.protocol.step.slices import slice_nbytes
 from bml.schedule import Schedules
@@ -15,8 +15,8 @@ CONSTANTS = Constants(alpha_s=3e-4, beta_s=1 / RATE, gamma_s=0.0, delta_s=0.0, e
 MIB = 1 << 20
 
 
-def view(n_servers: int, n_steps: int, computes_s: float, wires_s: float, slack_s: float = 0.0) -> Steps:
-    found = Steps(n_servers, Steps(n_servers))
+def view(n_servers: int, n_steps: int, computes_s: float, wires_s: float, slack_s: float = 0.0) -> StepTimes:
+    found = StepTimes(n_servers, StepTimes(n_servers))
     exposed_s = 0.0 if slack_s else wires_s
     for _ in range(n_steps):
         found.add(MIB, computes_s + exposed_s + slack_s, wires_s, slack_s, exposed_s)
@@ -97,7 +97,7 @@ def test_what_is_shown_is_beside_what_was_measured_for_the_same_sizes() -> None:
     predictor.look({1: steps}, 9, False)
     shown = predictor.predictions[1].shown(steps)
     assert (shown["step_s"], shown["measured_s"], shown["steps"]) == (1.25, 1.75, 5)
-    assert predictor.predictions[1].shown(Steps(9))["measured_s"] is None
+    assert predictor.predictions[1].shown(StepTimes(9))["measured_s"] is None
 
 
 def test_shared_memory_is_priced_by_what_each_server_touches() -> None:
@@ -109,7 +109,7 @@ def test_a_host_is_believed_as_far_as_its_steps_agree_where_the_rate_is_known() 
     """Steps take one to three times as long as modelled: little is known of this host."""
     foretold = {}
     for known in (False, True):
-        predictor, steps = Predictor("source", known), Steps(9, Steps(9))
+        predictor, steps = Predictor("source", known), StepTimes(9, StepTimes(9))
         for wires_s in (1.0, 3.0, 1.5, 2.5, 2.0):
             steps.add(MIB, wires_s, wires_s, 0.0, wires_s)
         predictor.installed(1, lambda nbytes: 1.0)

@@ -7,7 +7,16 @@ import pytest
 
 from bml.cluster.steps.handover import Handover
 from bml.errors import FabricError, TooSlow
-from bml.protocol.server.events import Behind, Expect, Instruction, Keep, Skip, StateComplete, Submit, Tell
+from bml.protocol.server.events import (
+    AllocateState,
+    BufferResult,
+    DiscardResult,
+    Instruction,
+    ResultsDropped,
+    StateComplete,
+    Submit,
+    Tell,
+)
 from bml.protocol.server.kept_results import KeptResults
 from bml.protocol.server.learner import KEPT_NBYTES, Learner
 from bml.protocol.server.transfer import OutgoingPart, Part, cut
@@ -47,7 +56,7 @@ def state_comes(to: Learner, boundary: int, committed: int, epoch: int = 3) -> l
 def keep(to: Learner, step: int) -> Submit:
     submit = Submit(step, 3, CALL, 7)
     (kept,) = to.keeps(submit, 3, (0, 1))
-    assert isinstance(kept, Keep)
+    assert isinstance(kept, BufferResult)
     return submit
 
 
@@ -58,7 +67,7 @@ def follow(to: Learner, step: int) -> list[type]:
 
 def test_a_state_that_overtakes_the_own_commit_is_here_when_the_step_is_committed() -> None:
     joiner = learner()
-    assert [type(each) for each in state_comes(joiner, boundary=5, committed=4)] == [Expect]
+    assert [type(each) for each in state_comes(joiner, boundary=5, committed=4)] == [AllocateState]
     assert not joiner.has_state
     late = keep(joiner, 5)
     (here,) = joiner.state(5)
@@ -71,7 +80,7 @@ def test_a_state_that_overtakes_the_own_commit_is_here_when_the_step_is_committe
 def test_a_state_that_comes_after_the_commit_is_here_at_once() -> None:
     joiner = learner()
     kept = [keep(joiner, step) for step in (5, 6)]
-    assert [type(each) for each in state_comes(joiner, 5, committed=6)] == [Expect, StateComplete]
+    assert [type(each) for each in state_comes(joiner, 5, committed=6)] == [AllocateState, StateComplete]
     assert joiner.has(6)
     assert joiner.differs(kept[1]) is None
     assert joiner.state(7) == []
@@ -87,7 +96,8 @@ def test_a_view_change_loses_half_a_state_and_no_whole_one() -> None:
         each.install(view(4, commit=5))
     assert whole.state(5) != []
     assert half.state(5) == []
-    assert [type(each) for each in state_comes(half, 6, committed=6, epoch=4)] == [Expect, StateComplete]
+    comes = state_comes(half, 6, committed=6, epoch=4)
+    assert [type(each) for each in comes] == [AllocateState, StateComplete]
 
 
 def test_a_result_that_comes_later_than_the_state_it_is_in_is_not_kept() -> None:
@@ -108,18 +118,24 @@ TWO = 2 * 3 * 8
 def test_a_learner_that_keeps_too_much_falls_behind_and_is_given_a_later_state() -> None:
     joiner = learner(most_nbytes=TWO)
     state_comes(joiner, 5, committed=5)
-    assert [follow(joiner, step) for step in (6, 7, 8, 9)] == [[Keep], [Keep], [Skip, Behind], [Skip]]
+    assert [follow(joiner, step) for step in (6, 7, 8, 9)] == [
+        [BufferResult],
+        [BufferResult],
+        [DiscardResult, ResultsDropped],
+        [DiscardResult],
+    ]
     assert not joiner.has_state
     assert not joiner.admits(Header(Kind.STATE, 3, 9, DONOR, ME, 0, 0, 14, 14)), "of a transfer that is over"
     joiner.install(view(4, commit=8))
     assert joiner.behind, "the user is in the middle of an iteration"
     joiner.waits = True
     joiner.install(view(5, commit=9))
-    assert [follow(joiner, step) for step in (10, 11)] == [[Keep], [Keep]]
-    assert [type(each) for each in state_comes(joiner, 10, committed=11, epoch=5)] == [Expect, StateComplete]
+    assert [follow(joiner, step) for step in (10, 11)] == [[BufferResult], [BufferResult]]
+    comes = state_comes(joiner, 10, committed=11, epoch=5)
+    assert [type(each) for each in comes] == [AllocateState, StateComplete]
     assert [joiner.has(step) for step in (6, 7, 8, 9, 10, 11)] == [True, True, False, False, False, True]
-    assert follow(joiner, 12) == [Keep]
-    assert follow(joiner, 13) == [Skip, Behind]
+    assert follow(joiner, 12) == [BufferResult]
+    assert follow(joiner, 13) == [DiscardResult, ResultsDropped]
 
 
 def test_results_that_were_applied_make_room() -> None:
@@ -133,8 +149,8 @@ def test_results_that_were_applied_make_room() -> None:
 
 def test_one_result_is_kept_however_long_it_is() -> None:
     joiner = learner(most_nbytes=1)
-    assert follow(joiner, 6) == [Keep]
-    assert follow(joiner, 7) == [Skip, Behind]
+    assert follow(joiner, 6) == [BufferResult]
+    assert follow(joiner, 7) == [DiscardResult, ResultsDropped]
 
 
 def test_a_learner_that_is_always_slower_gives_up_after_the_fourth_state() -> None:
@@ -145,7 +161,7 @@ def test_a_learner_that_is_always_slower_gives_up_after_the_fourth_state() -> No
         follow(joiner, step + 1)
         follow(joiner, step + 2)
         if epoch < 6:
-            assert follow(joiner, step + 3) == [Skip, Behind]
+            assert follow(joiner, step + 3) == [DiscardResult, ResultsDropped]
             joiner.waits = True
             joiner.install(view(epoch + 1, commit=step + 3))
         step += 4

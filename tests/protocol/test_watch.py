@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bml.faults.stalls import Flow
-from bml.protocol.server.events import Heartbeat, Losing, Probe, Proved, StoodIn, Tell
+from bml.protocol.server.events import Heartbeat, LossyNics, Probe, Proved, StoodIn, Tell
 from bml.protocol.server.watch import Watch
 from bml.protocol.wire import messages as msg
 from bml.topology import parse
@@ -57,8 +57,8 @@ def test_a_stall_is_told_once_and_withdrawn_when_it_moves_again() -> None:
 )
 def test_a_stall_names_the_end_that_loses_segments(nics: list[tuple[int, int]], losing: int | None) -> None:
     driver = Driver()
-    driver.watch.handle(Losing(((1, 0), (0, 0), (2, 0))), 0.0)
-    driver.watch.handle(Losing(tuple(nics)), 0.0)
+    driver.watch.handle(LossyNics(((1, 0), (0, 0), (2, 0))), 0.0)
+    driver.watch.handle(LossyNics(tuple(nics)), 0.0)
     driver.flows = {(1, 0): Flow(True, 5, 2)}
     (suspect,) = driver.run(2.5)
     assert isinstance(suspect, msg.Suspect)
@@ -67,7 +67,7 @@ def test_a_stall_names_the_end_that_loses_segments(nics: list[tuple[int, int]], 
 
 def test_silence_accuses_its_peer_alone() -> None:
     driver = Driver()
-    driver.watch.handle(Losing(((0, 0),)), 0.0)
+    driver.watch.handle(LossyNics(((0, 0),)), 0.0)
     driver.alive -= {(1, 0)}
     (suspect,) = (one for one in driver.run(3.0) if isinstance(one, msg.Suspect))
     assert suspect.losing is None

@@ -22,7 +22,7 @@ from bml.protocol.coordinator.succession import Succession
 from bml.protocol.server.core import ServerCore
 from bml.protocol.server.learner import Learner
 from bml.protocol.server.member import Member
-from bml.protocol.server.steps import Steps
+from bml.protocol.server.steps import StepMachine
 from bml.protocol.server.transfer import IncomingState
 from bml.protocol.step.barrier import Barrier
 from bml.protocol.step.dataflow import Buffer, Reduce
@@ -293,12 +293,12 @@ def give_up_the_busy(patch: Patch) -> None:
 
 def take_a_torn_sum(patch: Patch) -> None:
     """Shared memory: a step that a view commits is given out, even if its shares may be overwritten."""
-    patch.setattr(Steps, "_commit_by_view", lambda steps, step, now: steps._commit(step, now))
+    patch.setattr(StepMachine, "_commit_by_view", lambda steps, step, now: steps._commit(step, now))
 
 
 def leave_without_a_word(patch: Patch) -> None:
     """Shared memory: no server can see that another has left an epoch, before it is ready in a later one."""
-    patch.setattr(Steps, "_quit", lambda steps, epoch: ())
+    patch.setattr(StepMachine, "_quit", lambda steps, epoch: ())
 
 
 def keep_without_bound(patch: Patch) -> None:

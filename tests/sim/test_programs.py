@@ -210,7 +210,7 @@ def a_batch_is_split_by_what_happens_to_be_committed(plant: pytest.MonkeyPatch) 
 
 
 def steps_are_waited_for_by_their_own_wait_alone(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(pending.Steps, "_end", lambda self, steps: None)
+    plant.setattr(pending.CollectiveQueue, "_end", lambda self, steps: None)
 
 
 @pytest.mark.slow

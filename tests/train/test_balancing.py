@@ -27,7 +27,7 @@ from bml.train.balancing.weights import (
 )
 from bml.train.batches import EQUAL, FULL, BatchPlan, assignment, shares, sizes, used_indices
 from bml.train.collectives import Collectives
-from bml.train.pending import Steps
+from bml.train.pending import CollectiveQueue
 from bml.train.position import Mark
 
 NINE = range(9)
@@ -244,7 +244,7 @@ def test_unequal_shares_are_shown() -> None:
 def test_waits_and_what_follows_the_first_part_are_not_timed() -> None:
     now = [100.0]
     watch = Stopwatch(lambda: now[0])
-    steps = Steps(lambda: watch, watch)
+    steps = CollectiveQueue(lambda: watch, watch)
     for _ in range(3):
         watch.start(4)
         now[0] += 2.0

@@ -14,14 +14,14 @@ import pytest
 
 from bml.topology.errors import UsageError
 from bml.train.calls import Calls
-from bml.train.pending import Pending, Steps
+from bml.train.pending import CollectiveQueue, Pending
 
 pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.fixture
-def steps() -> Iterator[Steps]:
-    made = Steps(nullcontext)
+def steps() -> Iterator[CollectiveQueue]:
+    made = CollectiveQueue(nullcontext)
     yield made
     made.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "bml-steps"]
@@ -31,7 +31,7 @@ def same(value: Any) -> Any:
     return value
 
 
-def test_steps_are_done_in_order_beside_the_training_thread(steps: Steps) -> None:
+def test_steps_are_done_in_order_beside_the_training_thread(steps: CollectiveQueue) -> None:
     go, seen = threading.Event(), []
 
     def work(number: int) -> int:
@@ -50,7 +50,7 @@ def test_steps_are_done_in_order_beside_the_training_thread(steps: Steps) -> Non
     assert steps.n_owed == 0
 
 
-def test_waiting_for_the_last_finishes_those_before_it(steps: Steps) -> None:
+def test_waiting_for_the_last_finishes_those_before_it(steps: CollectiveQueue) -> None:
     finished: list[int] = []
 
     def finish(number: int) -> int:
@@ -65,7 +65,7 @@ def test_waiting_for_the_last_finishes_those_before_it(steps: Steps) -> None:
     assert finished == [0, 1, 2, 3, 9]
 
 
-def test_an_error_is_that_of_all_later_steps(steps: Steps) -> None:
+def test_an_error_is_that_of_all_later_steps(steps: CollectiveQueue) -> None:
     done: list[int] = []
     first = steps.begin(lambda: 1 // 0, same)
     second = steps.begin(lambda: done.append(1), same)
@@ -75,7 +75,7 @@ def test_an_error_is_that_of_all_later_steps(steps: Steps) -> None:
     assert done == []
 
 
-def test_calls_are_done_by_whoever_waits_for_any_step(steps: Steps) -> None:
+def test_calls_are_done_by_whoever_waits_for_any_step(steps: CollectiveQueue) -> None:
     me = threading.current_thread()
 
     def work() -> bool:
@@ -87,7 +87,7 @@ def test_calls_are_done_by_whoever_waits_for_any_step(steps: Steps) -> None:
     assert steps.run(lambda: steps.ask(lambda: 5), same) == 5
 
 
-def test_an_error_in_such_a_call_is_that_of_its_step(steps: Steps) -> None:
+def test_an_error_in_such_a_call_is_that_of_its_step(steps: CollectiveQueue) -> None:
     def wrong() -> None:
         raise UsageError("wrong shape")
 
@@ -97,7 +97,7 @@ def test_an_error_in_such_a_call_is_that_of_its_step(steps: Steps) -> None:
 
 
 def test_closing_ends_a_call_that_nobody_makes() -> None:
-    steps = Steps(nullcontext)
+    steps = CollectiveQueue(nullcontext)
     handle = steps.begin(lambda: steps.ask(lambda: 1), same)
     steps.close()
     assert handle.done
@@ -107,7 +107,7 @@ def test_closing_ends_a_call_that_nobody_makes() -> None:
         steps.begin(lambda: 1, same)
 
 
-def test_a_contribution_is_let_go_when_its_step_is_over(steps: Steps) -> None:
+def test_a_contribution_is_let_go_when_its_step_is_over(steps: CollectiveQueue) -> None:
     import weakref
 
     class Vector(np.ndarray[Any, Any]):
@@ -133,7 +133,7 @@ def test_a_result_that_an_exception_kept_from_the_user_is_owed(of_a_batch: bool)
     while given is None:
         n_calls += 1
         calls = Calls()
-        steps = Steps(calls.later)
+        steps = CollectiveQueue(calls.later)
         whole: list[Pending] = []
         for number in range(2):
             whole.append(steps.begin(lambda number=number: number, same, whole if of_a_batch else None))

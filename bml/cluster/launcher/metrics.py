@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from bml.cluster.fleets.fleet import Fleet, Patience
-from bml.cluster.launcher.newcomers import Newcomers
+from bml.cluster.launcher.join_manager import JoinManager
 from bml.cluster.launcher.result import Result
 from bml.errors import FabricError, UsageError
 from bml.io.forks import close_on_fork
@@ -70,7 +70,7 @@ class NoEndpoint:
 
     url = ""
 
-    def serve(self, fleet: Fleet, result: Result, newcomers: Newcomers) -> None:
+    def serve(self, fleet: Fleet, result: Result, join_manager: JoinManager) -> None:
         """See Endpoint."""
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Endpoint:
         close_on_fork(self._server.socket)
         self.url = f"http://{_shown(host)}:{self._server.server_port}/metrics"
         self._kept: dict[int, list[Sample]] = {}
-        self._source: tuple[Fleet, Result, Newcomers] | None = None
+        self._source: tuple[Fleet, Result, JoinManager] | None = None
         self._facts: Facts | None = None
         self._asked_at = -_FRESH_S
         self._one_asks = threading.Lock()
@@ -108,9 +108,9 @@ class Endpoint:
         )
         self._thread.start()
 
-    def serve(self, fleet: Fleet, result: Result, newcomers: Newcomers) -> None:
+    def serve(self, fleet: Fleet, result: Result, join_manager: JoinManager) -> None:
         """Serve the metrics of this job from now on; before, there are none."""
-        self._source = fleet, result, newcomers
+        self._source = fleet, result, join_manager
 
     def close(self) -> None:
         """Free the port. Idempotent."""
@@ -137,13 +137,13 @@ class Endpoint:
         return self._facts
 
 
-def _ask(fleet: Fleet, result: Result, newcomers: Newcomers) -> Facts:
+def _ask(fleet: Fleet, result: Result, join_manager: JoinManager) -> Facts:
     answers = fleet.ask(("metrics", ""), _PATIENCE)
     samples = {server: answer["samples"] for server, answer in answers.items() if "samples" in answer}
     return Facts(
         result.spec.job,
         samples,
-        sorted(newcomers.expected - samples.keys()),
+        sorted(join_manager.expected - samples.keys()),
         len(result.dead),
         fleet.spares.left,
     )

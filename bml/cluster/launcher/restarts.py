@@ -37,7 +37,7 @@ def is_replaced(kind: str) -> bool:
     return kind in _REPLACED
 
 
-class Comebacks:
+class RestartPolicy:
     """Decides which lost servers are started again: all, except those that never become members."""
 
     def __init__(self) -> None:

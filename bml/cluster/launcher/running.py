@@ -22,14 +22,14 @@ from bml.cluster.fleets.fleet import (
 )
 from bml.cluster.launcher import outcomes
 from bml.cluster.launcher.callbacks import Teller
-from bml.cluster.launcher.graces import give_up_at, inside, last_members
 from bml.cluster.launcher.history import History
 from bml.cluster.launcher.jobsocket import OUTCOME_S, JobSocket
+from bml.cluster.launcher.join_manager import JoinManager, server_of
 from bml.cluster.launcher.metrics import NO_ENDPOINT, Endpoint, NoEndpoint
-from bml.cluster.launcher.newcomers import Newcomers, server_of
 from bml.cluster.launcher.recorder import Recorder
 from bml.cluster.launcher.restarts import OUT
 from bml.cluster.launcher.result import Result
+from bml.cluster.launcher.shutdown_grace import give_up_at, inside, last_members
 from bml.cluster.launcher.suspects import let_suspects_go
 from bml.cluster.process.at_exit import AtExit
 from bml.cluster.spec.ending import WRITING_S
@@ -74,12 +74,12 @@ class Job:
         self._history = History()
         self._result = Result(spec, seen=self._history.all_views)
         self._recorder = Recorder(spec, fleet.ask, record)
-        self._newcomers = Newcomers(
+        self._join_manager = JoinManager(
             fleet.join, fleet.spares, self._result, self._is_here, lambda: self._is_over
         )
         self._metrics, self.metrics_url = metrics, metrics.url
         """The address at which Prometheus finds its metrics; "" if they are not served."""
-        metrics.serve(fleet, self._result, self._newcomers)
+        metrics.serve(fleet, self._result, self._join_manager)
         self._snapshot: dict[str, Any] = {}
         self._error: BaseException | None = None
         self._begun, self._ending, self._over, self._closed = (Event() for _ in range(4))
@@ -107,7 +107,7 @@ class Job:
             self._fleet.start(train)
             late = {*self.spec.servers} - {*self._fleet.spec.servers}
             self.spec = self._result.spec = self._fleet.spec
-            self._newcomers.await_late(late)
+            self._join_manager.await_late(late)
             self._socket = JobSocket.open(self.spec.job, self._serve)
             with signals_put_off():
                 self._thread.start()
@@ -128,7 +128,7 @@ class Job:
         """
         asked = self._fleet.ask(("status", ""), _STATUS) if self.running else {}
         answers = {server: said for server, said in asked.items() if "error" not in said}
-        expected = self._newcomers.expected if self.running else ()
+        expected = self._join_manager.expected if self.running else ()
         return {
             "job": self.name,
             "fabric": self.spec.fabric,
@@ -142,8 +142,8 @@ class Job:
             "ended": {server: report.outcome for server, report in sorted(self._result.reports.items())},
             "lost": dict(sorted(self._result.dead.items())),
             "left": dict(sorted(self._result.left.items())),
-            "awaited": self._newcomers.to_come,
-            "absent": self._newcomers.never_there,
+            "awaited": self._join_manager.to_come,
+            "absent": self._join_manager.never_there,
             "spares": self._fleet.spares.left,
             "views": self._history.views,
             "events": self._history.events,
@@ -282,7 +282,7 @@ class Job:
             self._socket.close()
         if self._thread.ident is not None:
             self._thread.join()
-        self._newcomers.close()
+        self._join_manager.close()
         self._metrics.close()
         self._fleet.close()
         self._recorder.close()
@@ -333,11 +333,11 @@ class Job:
                 self._heard(event, missing)
             if self._teller.error is not None:
                 raise self._teller.error
-            self._newcomers.start(missing)
+            self._join_manager.start(missing)
             missing -= result.reports.keys() | result.gone.keys()
             now = time.monotonic()
             for server in [each for each in missing if now > self._give_up_at.get(each, math.inf)]:
-                result.give_up(server, came=server not in self._newcomers.to_come)
+                result.give_up(server, came=server not in self._join_manager.to_come)
                 missing.discard(server)
 
     def _heard(self, event: FleetEvent, missing: set[int]) -> None:
@@ -350,7 +350,7 @@ class Job:
         match event:
             case Reported(report) if report.kind in OUT:
                 result.lose(report.server, report.error, report.kind)
-                self._newcomers.lost(report.server, report.kind)
+                self._join_manager.lost(report.server, report.kind)
             case Reported(report):
                 if not result.reports and not result.headless:
                     self._wait_for(missing, last_members(report, missing))
@@ -359,15 +359,15 @@ class Job:
                 result.not_injected[fault] = why
             case Died(server, why):
                 result.dead[server] = why
-                self._newcomers.lost(server)
+                self._join_manager.lost(server)
             case Headless(why, within_s):
                 result.headless = why
                 self._fleet.ask(("leave", why), _STATUS)  # those who do not know it
                 self._give_up_at = dict.fromkeys(missing, time.monotonic() + within_s)
             case Changed(snapshot):
                 self._snapshot = snapshot
-                members = inside(snapshot, result.gone, self._newcomers.incarnations)
-                self._newcomers.seen(snapshot, members)
+                members = inside(snapshot, result.gone, self._join_manager.incarnations)
+                self._join_manager.seen(snapshot, members)
                 if self._is_over and not self._give_up_at:  # perhaps no server is left to report it
                     self._wait_for(missing, members)
                     result.abort = job_error(**snapshot["abort"]) if snapshot["abort"] else None
@@ -379,7 +379,7 @@ class Job:
     def _wait_for(self, missing: Iterable[int], members: Container[int]) -> None:
         """Wait for these servers a little longer, as the job is over."""
         writes = bool(self.spec.keeping.folder)
-        now, late = time.monotonic(), {*missing}.intersection(self._newcomers.awaited)
+        now, late = time.monotonic(), {*missing}.intersection(self._join_manager.awaited)
         self._give_up_at = give_up_at(now, missing, members, writes) | give_up_at(now, late, members, False)
 
     @property

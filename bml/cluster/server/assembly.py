@@ -25,7 +25,7 @@ from bml.cluster.spec.job import Contact, Contacts, JobSpec
 from bml.cluster.spec.trace import Trace
 from bml.cluster.steps.handover import Handover
 from bml.cluster.steps.host import StepHost
-from bml.cluster.steps.meeting import Meeting
+from bml.cluster.steps.mailbox import Mailbox
 from bml.cluster.steps.runner import make_runner, programs
 from bml.faults import Fault
 from bml.faults.busy import Slowdown
@@ -67,7 +67,7 @@ class Assembly(ServerShell):
         _prepare(spec, fabric)
         self.handover = Handover(joins=incarnation is not None)
         self.poller = Poller(self.take_requests, guard=threading.Lock())
-        self.meeting = Meeting(self.poller.wake)
+        self.mailbox = Mailbox(self.poller.wake)
         self.slowdown = Slowdown(time.monotonic, self.handover.no_pauses.wait)
         self.loop = ServerLoop(self, server, fabric.n_servers)
         self.arrivals = Arrivals(self)
@@ -101,7 +101,7 @@ class Assembly(ServerShell):
         self.runner = make_runner(spec, self._step_host(), pages)
         self.execution = Execution(
             self.core, self.opened.transport, self.runner, self.peers, self.injection, self.handover,
-            self.meeting, self.line.tell,
+            self.mailbox, self.line.tell,
         )  # fmt: skip
         self.forecast = Forecast(self, spec, pages is not None)
         self.nics = Nics(server, nics, self.poller, self._carrier_changed)
@@ -222,7 +222,7 @@ class Assembly(ServerShell):
         self, server: int, fabric: Fabric, apply_to_fabric: Callable[[Fault], None] | None
     ) -> Actuators:
         return Actuators(
-            server, fabric, self.opened.transport, self.poller, self.line.tell, self.meeting.throw,
+            server, fabric, self.opened.transport, self.poller, self.line.tell, self.mailbox.throw,
             self.dispatch, self.handover.ask_to_leave, self.slowdown, apply_to_fabric,
         )  # fmt: skip
 
@@ -230,14 +230,14 @@ class Assembly(ServerShell):
         return StepHost(
             core=self.core,
             memory=self.opened.memory,
-            meeting=self.meeting,
+            mailbox=self.mailbox,
             handover=self.handover,
             faults=self.injection,
             guard=self.poller.guard,
             answer=self.loop.answer,
             execute=self._execute_beside,
             apply_faults=self._apply_faults_beside,
-            beside=self.loop.is_beside,
+            beside=self.loop.in_worker_thread,
             one_host=lambda: self.peers.one_host,
             trace=self.trace,
         )

@@ -11,7 +11,7 @@ from bml.cluster.injection.injection import Injection
 from bml.cluster.server.peers import Peers
 from bml.cluster.spec import news
 from bml.cluster.steps.handover import Handover
-from bml.cluster.steps.meeting import Meeting
+from bml.cluster.steps.mailbox import Mailbox
 from bml.cluster.steps.runner import StepRunner
 from bml.protocol.server import events as ev
 from bml.protocol.server.core import ServerCore
@@ -43,7 +43,7 @@ class Execution:
         peers: Peers,
         injection: Injection,
         handover: Handover,
-        meeting: Meeting,
+        mailbox: Mailbox,
         tell: Callable[[msg.ToCoordinator], None],
     ):
         self.leave_at: float | None = None
@@ -53,19 +53,19 @@ class Execution:
         self._peers = peers
         self._injection = injection
         self._handover = handover
-        self._meeting = meeting
+        self._mailbox = mailbox
         self._say = tell
         self._user_ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             Send: self._send,
             ev.SendText: self._send_text,
             ev.Begin: lambda said: handover.begin(said.replays),
-            ev.Prepare: meeting.replies.put,
-            ev.Behind: lambda said: handover.behind(said.step),
-            ev.Replay: meeting.give,
-            ev.Expect: lambda said: handover.expect(said.nbytes),
+            ev.Prepare: mailbox.replies.put,
+            ev.ResultsDropped: lambda said: handover.behind(said.step),
+            ev.Replay: mailbox.give,
+            ev.AllocateState: lambda said: handover.expect(said.nbytes),
             ev.StateComplete: self._state_complete,
-            ev.Retry: lambda said: meeting.replies.put(Retried(said.step, said.epoch)),
+            ev.Retry: lambda said: mailbox.replies.put(Retried(said.step, said.epoch)),
             ev.Stop: self._stopped,
             ev.Installed: self._installed,
             ev.Resume: lambda said: transport.resume(),
@@ -86,7 +86,7 @@ class Execution:
 
     def stop(self, error: BmlError) -> None:
         """The job is over here."""
-        self._meeting.stop(error)
+        self._mailbox.stop(error)
         self._handover.fail(error)
         self._leave_if_over()
 
@@ -102,7 +102,7 @@ class Execution:
 
     def _leave_if_over(self) -> None:
         """Once the job has failed and the training function has ended, nothing is left to serve."""
-        if self._user_ended and self._meeting.error is not None and self.leave_at is None:
+        if self._user_ended and self._mailbox.error is not None and self.leave_at is None:
             self.leave_at = time.monotonic() + _LINGER_S
 
     # --- instructions ----------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Execution:
         payload = None
         if place is not None and place.buffer == Buffer.STATE:
             payload = self._handover.outgoing(place, header.nbytes)
-            self._meeting.counts.state_sent_nbytes += header.nbytes
+            self._mailbox.counts.state_sent_nbytes += header.nbytes
         elif place is not None:
             workspace = self._runner.workspace
             assert workspace is not None
@@ -142,13 +142,13 @@ class Execution:
         self._transport.probe(peer, level, *self._peers.at(peer, level))
 
     def _state_complete(self, said: ev.StateComplete) -> None:
-        self._meeting.counts.state_received_nbytes += self._handover.incoming_nbytes
+        self._mailbox.counts.state_received_nbytes += self._handover.incoming_nbytes
         self._handover.here(said.step, said.digests)
 
     def _tell(self, told: ev.Tell) -> None:
         self._log(told)
         if isinstance(told.message, msg.Suspect):
-            self._meeting.counts.suspicions[told.message.kind] += 1
+            self._mailbox.counts.suspicions[told.message.kind] += 1
         self._say(told.message)
 
     def _stopped(self, stop: ev.Stop) -> None:
@@ -162,11 +162,11 @@ class Execution:
     def _installed(self, installed: ev.Installed) -> None:
         self._log(installed)
         view = installed.view
-        self._meeting.counts.installed(self._core.views)
+        self._mailbox.counts.installed(self._core.views)
         self._runner.admit(self._peers.installed(view))
         joins = view.incarnation(self._core.server) is not None
         self._injection.start(time.monotonic(), view.commit if joins else None)
-        self._meeting.in_force.set()
+        self._mailbox.in_force.set()
 
     def _leave(self, _: ev.Exit) -> None:
         """All servers are done: no server needs anything of this one."""

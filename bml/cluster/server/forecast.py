@@ -152,7 +152,7 @@ class Forecast:
         if losing != self._losing:
             self._losing = losing
             with self._shell.poller.guard:
-                self._shell.dispatch(ev.Losing(losing))
+                self._shell.dispatch(ev.LossyNics(losing))
 
     def suspects(self, now: float) -> dict[str, Any]:
         """What speaks for taking out parts of this server: its machine, and the warnings of its own parts.

@@ -13,7 +13,7 @@ import numpy as np
 
 from bml.cluster.server.shell import ServerShell
 from bml.cluster.steps.deferral import unbroken
-from bml.cluster.steps.meeting import Reply, Signalled
+from bml.cluster.steps.mailbox import Reply, Signalled
 from bml.io.polling_lock import PollingLock
 from bml.io.spin import NO_SPIN, CoreContention, Spin, n_cores, yield_core, yield_idle_core
 from bml.protocol.server import events as ev
@@ -39,7 +39,7 @@ class ServerLoop:
         self._training_thread = threading.get_ident()
         self._thread.start()
 
-    def is_beside(self) -> bool:
+    def in_worker_thread(self) -> bool:
         """Whether the caller is another thread than the training thread, which may compute meanwhile."""
         return threading.get_ident() != self._training_thread
 
@@ -50,8 +50,8 @@ class ServerLoop:
         no other thread wants the core. Raises the reply if it is an error, and the exception of a handler
         whose signal comes in here.
         """
-        beside = self.is_beside()
-        deferral = self._shell.meeting.deferral
+        beside = self.in_worker_thread()
+        deferral = self._shell.mailbox.deferral
         bring: ev.Event | None = event
         while True:
             deferral.look()
@@ -68,7 +68,7 @@ class ServerLoop:
 
     def join(self) -> None:
         """Wait until the thread has ended."""
-        self._shell.meeting.left.wait()
+        self._shell.mailbox.left.wait()
         self._thread.join()
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class ServerLoop:
             raise
         finally:
             with self._polling_lock:
-                shell.meeting.over()
+                shell.mailbox.over()
                 shell.close()
 
     def _over(self) -> bool:
@@ -112,7 +112,7 @@ class ServerLoop:
         """Bring an event, if it is not brought yet, and wait; None: a signal came, its handler is next."""
         if bring is not None:
             self._shell.queue(bring)
-        replies = self._shell.meeting.replies
+        replies = self._shell.mailbox.replies
         while replies.empty() and self._poll_for_reply(spin, beside):
             pass
         reply = replies.get()
@@ -122,7 +122,7 @@ class ServerLoop:
         """Hold the polling lock until there is a reply, or a signal; returns whether the loop goes on."""
         self._polling_lock.take()
         try:
-            if self._crash is None and not self._shell.meeting.left.is_set():
+            if self._crash is None and not self._shell.mailbox.left.is_set():
                 self._poll_until_reply(spin, beside)
                 return True
         except BaseException as error:  # the loop's thread ends the job
@@ -135,7 +135,7 @@ class ServerLoop:
     def _poll_until_reply(self, spin: Spin, beside: bool) -> None:
         shell, left = self._shell, spin.yields
         only_idle = beside or spin.only_idle
-        replies = shell.meeting.replies
+        replies = shell.mailbox.replies
         with shell.poller.guard:
             shell.opened.transport.beside_computation(beside)
             shell.take_requests()

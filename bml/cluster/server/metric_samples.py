@@ -25,10 +25,10 @@ def metric_samples(shell: ServerShell, now: float) -> list[Sample]:
 
 
 def _of_steps(shell: ServerShell) -> Iterator[Sample]:
-    counts, throughput = shell.meeting.counts, shell.throughput
+    counts, throughput = shell.mailbox.counts, shell.throughput
     own_steps = 0 if throughput is None else throughput.n_own_steps
     yield Sample("bml_step_seconds", (), counts.steps.value)
-    yield Sample("bml_steps_total", (), counts.never_less(shell.meeting.steps - own_steps))
+    yield Sample("bml_steps_total", (), counts.never_less(shell.mailbox.steps - own_steps))
     if throughput is None:
         return
     yield Sample("bml_exposed_seconds_total", (), throughput.exposed_s())
@@ -40,7 +40,7 @@ def _of_steps(shell: ServerShell) -> Iterator[Sample]:
 
 
 def _of_views(shell: ServerShell) -> Iterator[Sample]:
-    core, counts = shell.core, shell.meeting.counts
+    core, counts = shell.core, shell.mailbox.counts
     counts.take_recovered(core.views)
     yield Sample("bml_view_epoch", (), core.epoch)
     yield Sample("bml_view_servers", (), 0 if core.view is None else len(core.view.members))
@@ -74,7 +74,7 @@ def _of_nics(shell: ServerShell, now: float) -> Iterator[Sample]:
 
 
 def _of_state(shell: ServerShell) -> Iterator[Sample]:
-    counts = shell.meeting.counts
+    counts = shell.mailbox.counts
     yield Sample("bml_state_sent_bytes_total", (), counts.state_sent_nbytes)
     yield Sample("bml_state_received_bytes_total", (), counts.state_received_nbytes)
     checkpoints = shell.checkpoints() if shell.checkpoints else None

@@ -82,8 +82,8 @@ class PeerLines:
     def why_lost(self, peer: int) -> str:
         """Why a server takes part no more, or this one does not; "" if both do."""
         shell = self._shell
-        if shell.meeting.stopped:
-            return str(shell.meeting.error or "this server has ended")
+        if shell.mailbox.stopped:
+            return str(shell.mailbox.error or "this server has ended")
         view = shell.core.view
         return "" if view is None or peer in view.members else f"it is out of view {view.epoch}"
 

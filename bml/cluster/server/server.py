@@ -65,7 +65,7 @@ class Server:
         self._shell = shell = Assembly(
             spec, server, nics, control_host, apply_to_fabric, incarnation, on_line
         )
-        self._meeting, self._handover = shell.meeting, shell.handover
+        self._mailbox, self._handover = shell.mailbox, shell.handover
         self.job = spec.job
         self.contact = shell.peers.contact
         self.slowdown = shell.slowdown
@@ -84,12 +84,12 @@ class Server:
 
     def discard(self) -> None:
         """Free the sockets and memory of a server that cannot be started; it is over."""
-        self._meeting.over()
+        self._mailbox.over()
         self._shell.close()
 
     def wait_for_view(self) -> None:
         """Wait until the first view is in force; raises the error that ended the job before."""
-        self._meeting.in_force.wait()
+        self._mailbox.in_force.wait()
         if self.error:
             raise self.error
 
@@ -136,15 +136,15 @@ class Server:
         it again; `shared` allows that it lies in memory that other servers read too. Raises the error that
         ends the job.
         """
-        meeting, handover = self._meeting, self._handover
+        mailbox, handover = self._mailbox, self._handover
         if self._replays:
             handover.wait_for_next()  # the vector must not be taken for a contribution
         vector = vector_of(contribution)
         call = Call(op, vector.dtype.str, vector.size, text)
         submit = ev.Submit(handover.step, epoch, call, signature)
-        meeting.enter(vector, op)
+        mailbox.enter(vector, op)
         reply = self._quiet.run(self._shell.runner.sync, submit, contribution, op, shared)
-        meeting.leave()
+        mailbox.leave()
         if isinstance(reply, ev.Replay):
             reply = handover.kept(reply.step)
         if isinstance(reply, Committed):
@@ -274,7 +274,7 @@ class Server:
     def begin_end(self, outcome: str, error: str = "") -> None:
         """Say that the training function ended, in its thread."""
         self._shell.request(ev.Ended(outcome, error))
-        self._meeting.deferral.close()
+        self._mailbox.deferral.close()
 
     def wait_for_end(self) -> None:
         """Serve the others until all are done; any thread may wait."""
@@ -283,17 +283,17 @@ class Server:
     @property
     def error(self) -> BmlError | None:
         """The error that ended the job early; None if there is none."""
-        return self._meeting.error
+        return self._mailbox.error
 
     @property
     def steps(self) -> int:
         """How many results the training function was given."""
-        return self._meeting.steps
+        return self._mailbox.steps
 
     @property
     def commit_at_s(self) -> Sequence[float]:
         """When the last ones were given to it, by the clock of time.monotonic."""
-        return self._meeting.commit_at_s
+        return self._mailbox.commit_at_s
 
     def view_records(self) -> list[dict[str, object]]:
         """The views this server lived through, for the report."""
@@ -343,7 +343,7 @@ class Server:
     @property
     def is_over(self) -> bool:
         """Whether the job is over for this server, well or with an error."""
-        return self._meeting.stopped
+        return self._mailbox.stopped
 
     def depart(self, why: str) -> None:
         """Leave the job at once, whatever the training thread is doing; the others go on without this server.
@@ -352,7 +352,7 @@ class Server:
         """
         shell, left = self._shell, BmlError(f"server {self.server} has left the job: {why}")
         shell.request(ev.Leaving(why))
-        self._meeting.out.wait(_DEPARTS_S)
+        self._mailbox.out.wait(_DEPARTS_S)
 
         def go() -> None:
             shell.execution.stop(left)
@@ -360,7 +360,7 @@ class Server:
 
         shell.request(go)
         shell.loop.join()
-        self._meeting.deferral.close()
+        self._mailbox.deferral.close()
 
     def peer_lines(self, on_message: OnMessage, on_unsent: OnEnd, on_cut: OnEnd) -> PeerLines:
         """Make channels to the other servers beside the steps; to be called before `start`."""

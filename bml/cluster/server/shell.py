@@ -18,7 +18,7 @@ from bml.cluster.server.nics import Nics
 from bml.cluster.server.peers import Peers
 from bml.cluster.spec.trace import Trace
 from bml.cluster.steps.handover import Handover
-from bml.cluster.steps.meeting import Meeting
+from bml.cluster.steps.mailbox import Mailbox
 from bml.cluster.steps.runner import StepRunner
 from bml.faults.busy import Slowdown
 from bml.io.poller import Poller
@@ -35,7 +35,7 @@ class ServerShell(ABC):
     poller: Poller
     """The thread that uses the core and all below it holds the guard: the thread that polls, or over shared
     memory the training thread."""
-    meeting: Meeting
+    mailbox: Mailbox
     handover: Handover
     trace: Trace | None
     opened: Opened

@@ -18,7 +18,7 @@ from typing import Any
 
 from bml.cluster.steps.deferral import unbroken
 from bml.cluster.steps.host import StepHost
-from bml.cluster.steps.meeting import Signalled
+from bml.cluster.steps.mailbox import Signalled
 from bml.protocol.server import events as ev
 from bml.protocol.step.direct import Post, Quit, Stage, Sum
 from bml.protocol.step.workspace import Array, Padded, vector_of
@@ -42,7 +42,7 @@ class DirectSync:
         self._pages = pages
         self._reduction = reduction
         self._host = host
-        self._meeting = host.meeting
+        self._mailbox = host.mailbox
         self._give_up_s = give_up_s
         self._sum: Sum | None = None
         self._posted: Post | None = None
@@ -53,7 +53,7 @@ class DirectSync:
         self._mapped_epoch = 0
         self._turn = threading.Lock()
         self._takes_part = False
-        self._over: Callable[[], object] = host.meeting.replies.qsize
+        self._over: Callable[[], object] = host.mailbox.replies.qsize
         self._kept: queue.SimpleQueue[Committed | ev.FetchResult] = queue.SimpleQueue()
         self._neutral: tuple[Call, Array] | None = None
 
@@ -66,7 +66,7 @@ class DirectSync:
         self, submit: ev.Submit, contribution: Array | Padded, op: str, shared: bool
     ) -> Outcome | ev.Replay:
         """See Server.sync; `Replay` stands for the result of a step that was followed."""
-        deferral, begins = self._meeting.deferral, True
+        deferral, begins = self._mailbox.deferral, True
         while True:
             deferral.look()
             try:
@@ -96,7 +96,7 @@ class DirectSync:
         with self._turn:
             if begins:
                 assert view is not None
-                self._over = self._meeting.replies.qsize
+                self._over = self._mailbox.replies.qsize
                 self._bring(submit, contribution, op, Use.READ if shared else Use.OWN, view.members)
                 if host.faults.pending:
                     host.apply_faults(None)
@@ -115,7 +115,7 @@ class DirectSync:
             if view is None or view.epoch != submit.epoch:
                 return None
             at, core = (submit.epoch, submit.step), host.core
-            self._over = lambda: (core.epoch, core.step) != at or self._meeting.stopped
+            self._over = lambda: (core.epoch, core.step) != at or self._mailbox.stopped
             call = submit.call
             self._bring(submit, self._changes_nothing(call), call.op, Use.KEPT, view.members)
             self._carry_on(core.handle, ev.Follow(submit))
@@ -229,7 +229,7 @@ class DirectSync:
         while True:
             with host.guard:  # under it a view is installed and decides about the step
                 what = None if kept.empty() else kept.get()
-                if what is None and (not host.core.in_doubt or self._meeting.stopped):
+                if what is None and (not host.core.in_doubt or self._mailbox.stopped):
                     return None
             if isinstance(what, ev.FetchResult):
                 self._fetch_result(what)
@@ -254,7 +254,7 @@ class DirectSync:
     def _finish(self, timeout_s: float | None = None) -> Outcome | ev.Replay | Exception | None:
         """Wait for the end of the step; None: a signal came. Raises queue.Empty after `timeout_s` seconds."""
         while True:
-            reply = self._meeting.replies.get(timeout=timeout_s)
+            reply = self._mailbox.replies.get(timeout=timeout_s)
             if isinstance(reply, Committed):
                 return self._with_result(reply)
             if isinstance(reply, Signalled):

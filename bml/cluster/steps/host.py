@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from bml.cluster.spec.trace import Trace
 from bml.cluster.steps.handover import Handover
-from bml.cluster.steps.meeting import Meeting, Reply
+from bml.cluster.steps.mailbox import Mailbox, Reply
 from bml.io.memory import Memory
 from bml.io.spin import Spin
 from bml.protocol.server import events as ev
@@ -36,7 +36,7 @@ class StepHost:
 
     core: ServerCore
     memory: Memory
-    meeting: Meeting
+    mailbox: Mailbox
     handover: Handover
     faults: Faults
     guard: AbstractContextManager[object]

@@ -41,15 +41,15 @@ class SharedSteps:
             Sum: self._add,
             Quit: self._quit,
             ev.Open: self._open,
-            ev.Called: self._called,
+            ev.ContributeNeutral: self._called,
             ev.Commit: self._commit,
             ev.FetchResult: self._fetch_result,
-            ev.Keep: self._keep,
-            ev.Skip: self._skip,
+            ev.BufferResult: self._keep,
+            ev.DiscardResult: self._skip,
         }
         self._core = host.core
         self._faults = host.faults
-        self._meeting = host.meeting
+        self._mailbox = host.mailbox
         self._handover = host.handover
         self._pages = pages
         self._reduction = Reduction(pages, host.memory)
@@ -87,7 +87,7 @@ class SharedSteps:
 
     def _cannot_follow(self, error: BmlError) -> None:
         """The training function of a joiner must not wait for results that will not come; any thread."""
-        self._meeting.throw(error)
+        self._mailbox.throw(error)
         self._handover.fail(error)
 
     # --- instructions, under the guard -----------------------------------------------------------
@@ -106,20 +106,20 @@ class SharedSteps:
     def _open(self, instruction: ev.Open) -> None:
         """Nothing: the thread that said Submit, or Follow, has brought the contribution."""
 
-    def _called(self, instruction: ev.Called) -> None:
+    def _called(self, instruction: ev.ContributeNeutral) -> None:
         self._follower.called(instruction.submit)
 
     def _commit(self, done: ev.Commit) -> None:
-        self._meeting.give(Committed(done.step, done.epoch, done.contributors, _NO_RESULT))
+        self._mailbox.give(Committed(done.step, done.epoch, done.contributors, _NO_RESULT))
 
     def _fetch_result(self, instruction: ev.FetchResult) -> None:
         if instruction.follows:
             self._direct.keep(instruction)
         else:
-            self._meeting.replies.put(instruction)
+            self._mailbox.replies.put(instruction)
 
-    def _keep(self, done: ev.Keep) -> None:
+    def _keep(self, done: ev.BufferResult) -> None:
         self._direct.keep(Committed(done.step, done.epoch, done.contributors, _NO_RESULT))
 
-    def _skip(self, instruction: ev.Skip) -> None:
+    def _skip(self, instruction: ev.DiscardResult) -> None:
         """Nothing: a followed step that no joiner asks for has its result in memory of the others."""

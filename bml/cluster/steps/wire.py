@@ -34,12 +34,12 @@ class WireSteps:
             Reduce: self._reduce,
             ev.Open: self._open,
             ev.Commit: self._commit,
-            ev.Keep: self._keep,
-            ev.Skip: self._skip,
+            ev.BufferResult: self._keep,
+            ev.DiscardResult: self._skip,
         }
         self._core = host.core
         self._memory = host.memory
-        self._meeting = host.meeting
+        self._mailbox = host.mailbox
         self._handover = host.handover
         self._answer = host.answer
         self._one_host = host.one_host
@@ -104,8 +104,8 @@ class WireSteps:
         if instruction.follows is not None:
             vector, op = neutral(instruction.follows), instruction.follows.op
         else:
-            assert self._meeting.contribution is not None
-            vector, op = self._meeting.contribution
+            assert self._mailbox.contribution is not None
+            vector, op = self._mailbox.contribution
         self.workspace = None  # the memory of a try that failed serves the next
         if self._trace is None:
             self.workspace = Workspace(vector, scratch_elements, op, self._memory.empty)
@@ -113,17 +113,17 @@ class WireSteps:
             self.workspace = TracedWorkspace(self._trace, vector, scratch_elements, op, self._memory.empty)
 
     def _commit(self, instruction: ev.Commit) -> None:
-        self._meeting.commit(self._committed(instruction))
+        self._mailbox.commit(self._committed(instruction))
 
-    def _keep(self, instruction: ev.Keep) -> None:
+    def _keep(self, instruction: ev.BufferResult) -> None:
         self._handover.keep(self._committed(instruction))
 
-    def _skip(self, instruction: ev.Skip) -> None:
+    def _skip(self, instruction: ev.DiscardResult) -> None:
         self.workspace = None
         if self._trace is not None:
             self._trace.ended("committed")
 
-    def _committed(self, done: ev.Commit | ev.Keep) -> Committed:
+    def _committed(self, done: ev.Commit | ev.BufferResult) -> Committed:
         """The result of the step that has ended."""
         assert self.workspace is not None
         result, self.workspace = self.workspace.result, None

@@ -57,7 +57,7 @@ class RecordedCore(ServerCore):
         log, most, turn = self._tape.log, 2 * tape.MOST_ENTRIES, self._turn
         self._note = note = log.extend
         # Functions of their own cost less than methods, and are called in every step.
-        steps_shared, admit, self._watch_flows = self.handle_shared, self._other_frames.admit, self.flows
+        steps_shared, admit, self._watch_flows = self.handle_shared, self._control_frames.admit, self.flows
 
         def handle_shared(event: SharedStepEvent, now: float) -> list[Instruction]:
             note((SHARED, now, event))
@@ -82,7 +82,7 @@ class RecordedCore(ServerCore):
 
         self.handle_shared, self.flows = handle_shared, self._flows
         vars(self)["received"] = received
-        vars(self._other_frames)["admit"] = admit_other
+        vars(self._control_frames)["admit"] = admit_other
 
     def recording(self) -> Taken:
         """Return what is recorded, and the present state. Raises InvariantError if the recorder has ended."""

@@ -19,16 +19,16 @@ from bml.faults.stalls import Stalls
 from bml.faults.throughput import Meter
 from bml.protocol.record.values import RecordingError, plain, value_of
 from bml.protocol.server.calls import Calls
+from bml.protocol.server.control_frames import ControlFrames
 from bml.protocol.server.core import ServerCore
 from bml.protocol.server.donor import Donor
 from bml.protocol.server.history import ViewHistory, ViewRecord
 from bml.protocol.server.learner import Learner
 from bml.protocol.server.lease import CoordinatorLease
 from bml.protocol.server.member import Member
-from bml.protocol.server.other_frames import OtherFrames
 from bml.protocol.server.result_fetch import ResultFetch
 from bml.protocol.server.running_step import RunningStep
-from bml.protocol.server.steps import Steps
+from bml.protocol.server.steps import StepMachine
 from bml.protocol.server.watch import Watch
 from bml.protocol.step.barrier import Barrier
 from bml.protocol.step.dataflow import Stamp
@@ -40,8 +40,8 @@ State = dict[str, dict[str, Any]]
 """Part of a core -> its attributes, as plain data."""
 
 _PARTS = (
-    Calls, CoordinatorLease, Detector, Donor, Learner, Member, Meter, OtherFrames, Recovery, ResultFetch,
-    Stalls, Steps, ViewHistory, Watch,
+    Calls, CoordinatorLease, Detector, Donor, Learner, Member, Meter, ControlFrames, Recovery, ResultFetch,
+    Stalls, StepMachine, ViewHistory, Watch,
 )  # fmt: skip
 _OUTSIDE = (*_PARTS, Engines, Fabric, Timeouts)
 #: Made again from the view and the settings, or of the recorder; `current` is taken apart.
@@ -175,7 +175,7 @@ def _engine(engine: AnyEngine) -> dict[str, Any]:
     return {name: value for name, value in sorted(vars(engine).items()) if name not in _DERIVED_OF_ENGINES}
 
 
-def _step_of(steps: Steps, state: dict[str, Any]) -> RunningStep:
+def _step_of(steps: StepMachine, state: dict[str, Any]) -> RunningStep:
     if steps._engines is None:
         raise RecordingError("damaged: a step runs and there is no view")
     try:

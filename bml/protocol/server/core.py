@@ -10,7 +10,7 @@ events are so frequent that each has a method of its own, which spares an object
 `received` for every frame, `heard` for every sign of life, `flows` for what the kernel knows of connections,
 and `handle_shared` for the stages of steps over shared memory (`handle` takes those events, too).
 
-This module dispatches; steps.py, member.py, watch.py, learner.py, donor.py and other_frames.py decide.
+This module dispatches; steps.py, member.py, watch.py, learner.py, donor.py and control_frames.py decide.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bml.errors import Evicted, job_error
 from bml.faults.slowness import slowed
 from bml.protocol.server import events as ev
 from bml.protocol.server.calls import Calls
+from bml.protocol.server.control_frames import ControlFrames
 from bml.protocol.server.donor import Donor
 from bml.protocol.server.events import Event, Instruction, Tell, Verdict
 from bml.protocol.server.history import ViewHistory, ViewRecord
 from bml.protocol.server.learner import KEPT_NBYTES, Learner
 from bml.protocol.server.lease import CoordinatorLease
 from bml.protocol.server.member import Member
-from bml.protocol.server.other_frames import OtherFrames
-from bml.protocol.server.steps import Steps
+from bml.protocol.server.steps import StepMachine
 from bml.protocol.server.transfer import OutgoingState
 from bml.protocol.server.watch import Links, Watch, links_of
 from bml.protocol.step.dataflow import Dataflow, Place
@@ -72,10 +72,12 @@ class ServerCore:
         self._leaving: msg.Leaves | None = None
         self._watch = Watch(server, fabric, timeouts.detect_s, now)
         self._calls, self._view_history = Calls(server), ViewHistory(now)
-        self._steps = Steps(self._member, self._learner, self._calls, self._view_history, slice_nbytes, now)
+        self._steps = StepMachine(
+            self._member, self._learner, self._calls, self._view_history, slice_nbytes, now
+        )
         self.handle_shared, self.flows = self._steps.handle_shared, self._watch.flows
         self.heartbeat_delays_s = self._watch.heartbeat_delays_s
-        self._other_frames = OtherFrames(self._member, self._steps, self._learner, self._calls)
+        self._control_frames = ControlFrames(self._member, self._steps, self._learner, self._calls)
         self._outcome, self._term = ev.Ended(""), -1
         self._lease = CoordinatorLease(timeouts)
 
@@ -235,7 +237,7 @@ class ServerCore:
                 if self._member.stopped or (self._member.frozen and kind == "timeout"):
                     return []
                 return [*self._watch.lost(peer, level, kind, why, now)]
-            case ev.Proved() | ev.OwnNicLost() | ev.Losing() | ev.StoodIn():
+            case ev.Proved() | ev.OwnNicLost() | ev.LossyNics() | ev.StoodIn():
                 return self._watch.handle(event, now)
             case ev.Ended(outcome):
                 self._outcome = event  # a joiner that was never a member is not needed any more
@@ -258,9 +260,9 @@ class ServerCore:
         """
         step = self._steps.current
         if step is None or header[1:3] != step.stamp or header.kind > Kind.BROADCAST or self._member.frozen:
-            return self._other_frames.admit(header)
+            return self._control_frames.admit(header)
         if header.signature != step.submit.signature:
-            return self._other_frames.admit(header)
+            return self._control_frames.admit(header)
         kind, _, _, origin, dest, _, start, stop, nbytes = header
         engine = step.engine
         if nbytes != (stop - start) * engine.stamp.itemsize:
@@ -279,7 +281,7 @@ class ServerCore:
         """
         kind, step = header.kind, self._steps.current
         if kind >= Kind.DESCRIBE:
-            return self._other_frames.received(header, text, len(self._watch.links), now)
+            return self._control_frames.received(header, text, len(self._watch.links), now)
         if step is None or header[1:3] != step.stamp or self._member.frozen:
             return []  # its epoch ended between admission and the last byte
         if kind == Kind.TOKEN:

@@ -44,7 +44,7 @@ class Submit(Struct, frozen=True):
 
 
 class Follow(Struct, frozen=True):
-    """The contribution that `Called` asked for is there; its epoch or step may be over."""
+    """The contribution that `ContributeNeutral` asked for is there; its epoch or step may be over."""
 
     submit: Submit
 
@@ -124,7 +124,7 @@ class OwnNicLost(Struct, frozen=True):
     why: str
 
 
-class Losing(Struct, frozen=True):
+class LossyNics(Struct, frozen=True):
     """At these NICs, as (server, level), segments are lost that other NICs do not lose; at no others now."""
 
     nics: tuple[tuple[int, int], ...]
@@ -192,7 +192,7 @@ Event = (
     | PeerLost
     | Proved
     | OwnNicLost
-    | Losing
+    | LossyNics
     | StoodIn
     | Control
     | Tick
@@ -216,7 +216,7 @@ class Open(Struct, frozen=True):
     left: Spans = ()
 
 
-class Called(Struct, frozen=True):
+class ContributeNeutral(Struct, frozen=True):
     """A learner can take part in this step over shared memory: make a neutral contribution, then `Follow`."""
 
     submit: Submit
@@ -257,7 +257,7 @@ class Prepare(Struct, frozen=True):
     nbytes: int
 
 
-class Keep(Struct, frozen=True):
+class BufferResult(Struct, frozen=True):
     """The step that was followed is committed: keep the result until the user comes to it (`Replay`)."""
 
     step: int
@@ -265,13 +265,13 @@ class Keep(Struct, frozen=True):
     contributors: tuple[int, ...]
 
 
-class Skip(Struct, frozen=True):
+class DiscardResult(Struct, frozen=True):
     """The step that was followed is committed, and the user will not come to it: forget the result."""
 
     step: int
 
 
-class Behind(Struct, frozen=True):
+class ResultsDropped(Struct, frozen=True):
     """Results from this step on are not kept: at the next boundary the user takes a later state."""
 
     step: int
@@ -293,7 +293,7 @@ class Replay(Struct, frozen=True):
     step: int
 
 
-class Expect(Struct, frozen=True):
+class AllocateState(Struct, frozen=True):
     """Make Buffer.STATE, of `nbytes` bytes."""
 
     nbytes: int
@@ -370,17 +370,17 @@ Instruction = (
     | Sum
     | Quit
     | Open
-    | Called
+    | ContributeNeutral
     | SendText
     | Commit
     | FetchResult
     | Prepare
-    | Keep
-    | Skip
-    | Behind
+    | BufferResult
+    | DiscardResult
+    | ResultsDropped
     | Begin
     | Replay
-    | Expect
+    | AllocateState
     | StateComplete
     | Retry
     | Stop

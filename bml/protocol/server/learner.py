@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 from bml.errors import BmlError, StepMismatch, TooSlow
 from bml.protocol.server.events import (
+    AllocateState,
     Begin,
-    Behind,
-    Expect,
+    BufferResult,
+    DiscardResult,
     Instruction,
-    Keep,
-    Skip,
+    ResultsDropped,
     StateComplete,
     Submit,
     Tell,
@@ -136,16 +136,16 @@ class Learner:
         """A followed step is committed, and the user will come to it. Raises TooSlow if it never can."""
         step, nbytes = submit.step, submit.n_elements * submit.itemsize
         if self.behind:
-            return [Skip(step)]
+            return [DiscardResult(step)]
         full = self._nbytes + nbytes > self._most_nbytes or self._n_steps >= _KEPT_STEPS
         # One result is always kept: there is no later state of use otherwise. Nor does any come if the view
         # that commits the step makes this server a contributor.
         if full and self.follows and self._n_steps:
-            return [Skip(step), *self._fall_behind(step)]
+            return [DiscardResult(step), *self._fall_behind(step)]
         self._kept[step] = _Kept(submit.call.text, submit.signature, nbytes)
         self._nbytes += nbytes
         self._n_steps += 1
-        return [Keep(step, epoch, contributors)]
+        return [BufferResult(step, epoch, contributors)]
 
     def _fall_behind(self, step: int) -> list[Instruction]:
         if self._states >= _MOST_STATES:
@@ -158,7 +158,7 @@ class Learner:
         self._states += 1
         self.behind, self.has_state = True, False
         self._incoming = IncomingState()
-        return [Behind(step)]
+        return [ResultsDropped(step)]
 
     def refuses(self, submit: Submit) -> BmlError | None:
         """Why the user, at this committed step, cannot get its result; None if it can."""
@@ -219,7 +219,7 @@ class Learner:
         if not self._wants_state:
             return []
         first = self._incoming.head(header, Head.decode(text))
-        expect = [Expect(self._incoming.nbytes)] if first else []
+        expect = [AllocateState(self._incoming.nbytes)] if first else []
         return [*expect, *self.state(committed)]
 
     def state(self, committed: int) -> list[Instruction]:

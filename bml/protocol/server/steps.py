@@ -42,7 +42,7 @@ _PROGRESS_EVERY_S = 0.1
 _TOKEN_PRIORITY = -1  # before all slices, which count from 0
 
 
-class Steps:
+class StepMachine:
     """See the module's text. `current` is the step that is being synchronised, `committed` the last that was.
 
     `member` says what this server may do now; `learner`, if it joined, which step it follows.
@@ -151,10 +151,10 @@ class Steps:
         if not self.programs or not self.programs.direct:
             return self._begin(event, now, follows=True)
         called, self._called = self._called, (event.epoch, event.step)
-        return [ev.Called(event)] if called != self._called else []
+        return [ev.ContributeNeutral(event)] if called != self._called else []
 
     def begin_to_follow(self, event: Submit, now: float) -> list[Instruction]:
-        """The contribution that `Called` asked for is there; it is ignored if another step comes next."""
+        """The contribution that `ContributeNeutral` asked for is there: ignored if another step is next."""
         ours = (event.epoch, event.step) == (self._member.epoch, self.next)
         awaited = self.follows and self.current is None and not self._member.frozen
         return self._begin(event, now, follows=True) if ours and awaited else []

@@ -12,7 +12,7 @@ from bml.faults.throughput import Meter, window_s
 from bml.protocol.server.events import (
     Heartbeat,
     Instruction,
-    Losing,
+    LossyNics,
     OwnNicLost,
     Probe,
     Proved,
@@ -96,14 +96,14 @@ class Watch:
         self._stalls.look(watched, now)
         self._meter.look(watched)
 
-    def handle(self, event: Proved | OwnNicLost | Losing | StoodIn, now: float) -> list[Instruction]:
+    def handle(self, event: Proved | OwnNicLost | LossyNics | StoodIn, now: float) -> list[Instruction]:
         """Take in what was found out about NICs. This call, or the next ticks, tell the coordinator."""
         match event:
             case Proved(peer, level):
                 self._recovery.proved(peer, level)
             case OwnNicLost(level, why):
                 return [self.suspect(self._server, level, "own-nic", 0.0, why)]
-            case Losing(nics):
+            case LossyNics(nics):
                 self._losing = frozenset(nics)
             case StoodIn(peer, level) if (peer, level) in self.links:
                 self._held_at[peer] = now

@@ -125,7 +125,7 @@ class Memory:
 
     # --- results that a learner keeps ------------------------------------------------------------
 
-    def keep(self, instruction: ev.Keep) -> None:
+    def keep(self, instruction: ev.BufferResult) -> None:
         """A followed step is committed: keep its result."""
         view, result = self._take()
         self._world.point("keep", f"server {self._server} keeps step {instruction.step}", self._server)
@@ -135,11 +135,11 @@ class Memory:
         self._world.promises.keeps(self._server, len(self._keeps.steps), result.nbytes, most_nbytes)
         self._user.kept()
 
-    def skip(self, _: ev.Skip) -> None:
+    def skip(self, _: ev.DiscardResult) -> None:
         """A followed step is committed, and its result is of no use."""
         self._workspace = None
 
-    def behind(self, instruction: ev.Behind) -> None:
+    def behind(self, instruction: ev.ResultsDropped) -> None:
         """Results from this step on are lost."""
         text = f"server {self._server} keeps no result from step {instruction.step} on"
         self._world.point("behind", text, self._server)
@@ -156,6 +156,6 @@ class Memory:
         self._keeps.here(instruction.step)
         self._user.state_complete(instruction.step, instruction.digests)
 
-    def expect(self, instruction: ev.Expect) -> None:
+    def expect(self, instruction: ev.AllocateState) -> None:
         """Make room for the training state."""
         self._user.state_bytes = bytearray(instruction.nbytes)

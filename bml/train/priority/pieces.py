@@ -33,7 +33,7 @@ Missing = Callable[[], list[bool]]
 Prepare = Callable[[View], Array]
 
 
-class Steps(Protocol):
+class PieceContext(Protocol):
     """What a vector in pieces needs of the collectives of its session."""
 
     def step(  # noqa: D102
@@ -64,7 +64,7 @@ class Pieces:
 
     def __init__(
         self,
-        steps: Steps,
+        steps: PieceContext,
         call: tuple[str, int],
         op: str,
         contribution: Prepare,

@@ -29,7 +29,7 @@ Replies = queue.SimpleQueue[Reply | Signalled]
 _COMMITS_KEPT = 100_000
 
 
-class Meeting:
+class Mailbox:
     """`contribution` is the vector of the step that is under way, and how it is reduced.
 
     `error` ended the job early. `in_force`: the first view is in force, or there will be none;

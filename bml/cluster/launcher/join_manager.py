@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bml.cluster.fleets.fleet import Spares
-from bml.cluster.launcher.growing import Growing
-from bml.cluster.launcher.joining import Join, Joining
-from bml.cluster.launcher.restarts import DIED, Comebacks, is_replaced, is_worth_it
+from bml.cluster.launcher.join_starter import Join, JoinStarter
+from bml.cluster.launcher.restarts import DIED, RestartPolicy, is_replaced, is_worth_it
 from bml.cluster.launcher.result import Result
+from bml.cluster.launcher.start_backoff import StartBackoff
 from bml.cluster.spec.leaving import DRAINED
 from bml.faults import Fault
 from bml.topology import ServerFailure
@@ -19,7 +19,7 @@ from bml.topology import ServerFailure
 _LOG = logging.getLogger(__name__)
 
 
-class Newcomers:
+class JoinManager:
     """Starts servers with `join`, and keeps the lists of `result`; one thread uses it, but for `close`.
 
     `spares` take the places of servers that are lost, and are started when no server is awaited.
@@ -35,11 +35,11 @@ class Newcomers:
         is_here: Callable[[int], bool],
         is_over: Callable[[], bool],
     ):
-        self._joining = Joining(join)
+        self._join_starter = JoinStarter(join)
         self._result = result
         self._is_here, self._is_over = is_here, is_over
-        self._comebacks = Comebacks()
-        self._growing = Growing()
+        self._restart_policy = RestartPolicy()
+        self._start_backoff = StartBackoff()
         self._spares = spares
         self._wanted: list[tuple[int, str]] = []  # each with the fault that asked for it, if one did
         self._asked = (0, 0)
@@ -49,12 +49,12 @@ class Newcomers:
     @property
     def awaited(self) -> list[int]:
         """The servers without which the job began, and that are still to come; any thread may ask."""
-        return self._growing.awaited
+        return self._start_backoff.awaited
 
     @property
     def to_come(self) -> list[int]:
         """The servers that are awaited, or that are being started; any thread may ask."""
-        return sorted({*self.awaited, *self._joining.coming})
+        return sorted({*self.awaited, *self._join_starter.coming})
 
     @property
     def expected(self) -> set[int]:
@@ -70,7 +70,7 @@ class Newcomers:
 
     def await_late(self, late: Iterable[int]) -> None:
         """The job has begun without these servers: they are to join when they come."""
-        self._growing.begin(late, time.monotonic())
+        self._start_backoff.begin(late, time.monotonic())
 
     def lost(self, server: int, kind: str = DIED) -> None:
         """A server is lost, with a report of some kind: have it started again, or its place taken, if it may.
@@ -81,22 +81,22 @@ class Newcomers:
         """
         result, again = self._result, is_worth_it(kind)
         if not again:
-            self._growing.give_up(server)
-        if self._is_over() or self._growing.failed(server, time.monotonic()):
+            self._start_backoff.give_up(server)
+        if self._is_over() or self._start_backoff.failed(server, time.monotonic()):
             return
         place = self._spares.set_aside(server, self._free()) if is_replaced(kind) else None
         if place is not None and place != server:
             result.add_to_why(server, f"a spare joins as server {place}, where it is plugged in")
         if kind == DRAINED and (result.spec.rejoin or result.spec.least is not None):
             # It waits for a machine for as long as it takes, also if the spare does not come.
-            self._growing.begin([server if place is None else place], time.monotonic())
+            self._start_backoff.begin([server if place is None else place], time.monotonic())
             return
         if place is not None:
             self._wanted.append((place, ""))
             return
         if not (again and result.spec.rejoin):
             return
-        refusal = self._comebacks.refusal(server, time.monotonic())
+        refusal = self._restart_policy.refusal(server, time.monotonic())
         if refusal:
             result.add_to_why(server, refusal)
         else:
@@ -113,8 +113,8 @@ class Newcomers:
         Each is noted once; a successor counts from the start.
         """
         contributors = {*inside} - {*snapshot["learners"]}
-        self._comebacks.came_in(contributors)
-        self._growing.came_in(contributors)
+        self._restart_policy.came_in(contributors)
+        self._start_backoff.came_in(contributors)
         for number, text in snapshot["asked"]:
             if (snapshot["term"], number) > self._asked:
                 self._asked = (snapshot["term"], number)
@@ -126,16 +126,16 @@ class Newcomers:
         A server that waits for a machine takes a spare: that one may wait for the same machine.
         """
         result = self._result
-        for server, why in self._joining.failed():
+        for server, why in self._join_starter.failed():
             result.stays_away(server, why)
             self.lost(server)
-        due = self._growing.due(time.monotonic())
+        due = self._start_backoff.due(time.monotonic())
         for server in due:
             self._spares.set_aside(server, ())
         wanted = [*self._wanted, *((server, "") for server in due)]
         self._wanted = []
         for server, asked in wanted:
-            if server in self._joining.coming:
+            if server in self._join_starter.coming:
                 if server in result.gone:  # it died again: the current start must be over before the next one
                     self._wanted.append((server, asked))
                 continue
@@ -149,13 +149,13 @@ class Newcomers:
             result.comes(server)
             self.incarnations[server] = 1 + max(self.incarnations.values(), default=0)
             missing.add(server)
-            self._joining.begin(server, self.incarnations[server])
+            self._join_starter.begin(server, self.incarnations[server])
         if not (self.awaited or self._is_over()):
             self._spares.start()
 
     def close(self) -> None:
         """Give up all starts, and wait until they have ended. Idempotent."""
-        self._joining.close()
+        self._join_starter.close()
 
 
 def server_of(join: Fault) -> int:

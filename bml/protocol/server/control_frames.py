@@ -11,15 +11,15 @@ from bml.protocol.server.calls import Calls
 from bml.protocol.server.events import Instruction, Verdict
 from bml.protocol.server.learner import Learner
 from bml.protocol.server.member import Member
-from bml.protocol.server.steps import Steps
+from bml.protocol.server.steps import StepMachine
 from bml.protocol.step.dataflow import Buffer, Place
 from bml.protocol.wire.frame import Header, Kind
 
 
-class OtherFrames:
+class ControlFrames:
     """Decides on these frames for one server; `learner` is None on a server that did not join."""
 
-    def __init__(self, member: Member, steps: Steps, learner: Learner | None, calls: Calls):
+    def __init__(self, member: Member, steps: StepMachine, learner: Learner | None, calls: Calls):
         self._member = member
         self._steps = steps
         self._learner = learner

@@ -9,7 +9,7 @@ AGAIN_S = 2.0
 MOST_AGAIN_S = 60.0
 
 
-class Growing:
+class StartBackoff:
     """The servers that a job waits for after it has begun without them, each until it is a member."""
 
     def __init__(self) -> None:

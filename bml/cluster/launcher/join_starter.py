@@ -16,7 +16,7 @@ Join = Callable[[int, int, Event], None]
 _ENDING_S = 10.0
 
 
-class Joining:
+class JoinStarter:
     """Starts servers with `join`, each in a thread of its own: a start may wait long for free resources.
 
     One thread uses it.
