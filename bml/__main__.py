@@ -5,7 +5,7 @@ from signal import SIGHUP, SIGINT, SIGTERM, pthread_kill, signal
 from threading import Timer, get_ident
 from typing import Any, NoReturn
 
-_AGAIN_S = 0.01
+_AGAIN_S = 0.01  # soon enough for a user who waits
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ _RATE = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,12})?)(?P<unit>[kmg]?)bit"
 _SHARE = re.compile(r"(?P<number>[0-9]{1,3}(\.[0-9]{1,4})?)%")
 _BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _LEAST_BIT, _MOST_BIT = 8 * 10**3, 10 * 10**9
-_LEAST_PERIOD_S = 0.02
-_LEAST_DELAY_S, _MOST_DELAY_S = 0.001, 1.0
+_LEAST_PERIOD_S = 0.02  # a change of an interface takes some milliseconds
+_LEAST_DELAY_S, _MOST_DELAY_S = 0.001, 1.0  # less is below the clock of tc; more is silence
 DIRECTIONS = ("out", "in", "both")
 """The traffic of a NIC that a fault of its cable strikes: what it sends, what it receives, or both."""
 _MOST_S = 1_000_000

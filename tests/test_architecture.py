@@ -472,6 +472,34 @@ def test_the_check_finds_what_is_too_large() -> None:
     )
 
 
+def unexplained(module: str, text: str, tree: ast.Module | None = None) -> list[str]:
+    """The durations of a module that do not say beside them why they are so long."""
+    lines, body, found = text.splitlines(), (tree or ast.parse(text)).body, []
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if not isinstance(node, ast.Assign):
+            continue
+        names = {each.id for each in ast.walk(node.targets[0]) if isinstance(each, ast.Name)}
+        told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        above, own = lines[node.lineno - 2].strip() if node.lineno > 1 else "", lines[node.lineno - 1]
+        is_told = told or "#" in own or above.startswith("#")
+        if not is_told and any(re.fullmatch(r"_?[A-Z0-9_]+_S", name) for name in names):
+            found.append(f"{module}:{node.lineno} {', '.join(sorted(names))} does not say why")
+    return found
+
+
+def test_each_duration_of_the_runtime_says_why_it_is_so_long() -> None:
+    runtime = [each for each in trees() if not within(each[0], ("bml.lab",))]
+    found = [unexplained(module, SOURCES[module].read_text(), tree) for module, tree in runtime]
+    assert len(runtime) > 500
+    assert not [each for faults in found for each in faults]
+
+
+def test_the_check_finds_durations_without_a_reason() -> None:
+    assert unexplained("m", "_WAIT_S = 2.0\nN = 3\n") == ["m:1 _WAIT_S does not say why"]
+    told = ("_WAIT_S = 2.0  # as long as a view", "# In seconds.\n_WAIT_S = 2.0", '_WAIT_S = 2.0\n"""Why."""')
+    assert not [fault for text in told for fault in unexplained("m", text)]
+
+
 def described_late(module: str, tree: ast.AST) -> list[str]:
     """Types that msgspec looks into when they are first decoded, and not at the import.
 

@@ -20,8 +20,8 @@ Below about 70 kB every segment of 64 kB is split in software, which ruins the t
 """
 _SHORT_S = 0.01
 """A process of an emulated server waits about so long for a busy processor."""
-_QUEUE_S = 0.08
-_SEGMENT_S = 1.3e-3
+_QUEUE_S = 0.08  # see `queue_nbytes`
+_SEGMENT_S = 1.3e-3  # see `segment_nbytes`
 _LEAST_SEGMENT, _MOST_SEGMENT = 4 << 10, 64 << 10
 _WITH_HEADERS = 1.1
 _SETTINGS = {"rate_bit": ("slow",), "share": ("loss",), "direction": ("slow", "loss")}

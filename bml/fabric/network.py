@@ -28,7 +28,7 @@ Rate = str | int
 
 #: The fabric that is made to test whether one can be, and the seconds to wait for another command then.
 _PROBED = "switch:2"
-_PATIENCE_S = 2.0
+_PATIENCE_S = 2.0  # another command holds the lock for milliseconds
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ FOLDER = Path("/run/bml")
 LOCK_S = 30.0
 """The seconds that a command waits for another one; making the largest fabric takes a second."""
 
-_LOOK_S = 0.02
+_LOOK_S = 0.02  # how often the lock is tried
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 LASTING, LOOKED_AT = 3, 5
-QUIET_S = 30.0
+QUIET_S = 30.0  # longer than the gaps between signs of trouble that goes on
 RESENT_SHARE = 0.01
 """Share of the segments sent again from which on a NIC may be failing, …"""
 RESENT_TIMES = 4.0

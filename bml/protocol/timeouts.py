@@ -10,9 +10,9 @@ from bml.faults.detector import MOST_PATIENT
 from bml.faults.throughput import window_s
 from bml.topology.errors import UsageError
 
-DEFAULT_DETECT_S = 0.5
+DEFAULT_DETECT_S = 0.5  # a dead server is noticed as late; on busy machines live ones are silent for longer
 
-_WARM_UP_S = 10.0
+_WARM_UP_S = 10.0  # imports and compilers of most training functions need less
 _WARM_UP_STEPS = 2
 """Until so many steps are committed, training functions do things for the first time: they import, initialise
 devices, compile. That may hold Python's interpreter lock for seconds, and nothing is sent without it."""

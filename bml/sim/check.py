@@ -41,7 +41,7 @@ OTHER_FAMILIES = ("torus:3x1", "torus:4x1", "torus:3x2", "switch:3", "switch:5",
 HOSTS = ("bcube:2x2", "bcube:4x1", "bcube:5x1", "bcube:2x3", "bcube:3x2")
 #: Large vectors take many events.
 SLOW_FABRICS = ("bcube:2x2", "bcube:2x2", "bcube:3x1", "bcube:4x1", "switch:3", "torus:3x1", "bcube:3x2")
-DETECT_S = 0.5
+DETECT_S = 0.5  # that of a job
 #: Every so many seeds, servers join; those runs take several times as long.
 JOINS_EVERY = 4
 #: In one of so many of the others it is coordinators and their launcher that fail.
@@ -58,7 +58,7 @@ PATHS_EVERY = 3
 BUSY_EVERY = 5
 #: Fabrics of more servers are simulated with mishaps of single parts alone, and at the delays of one hall.
 MOST_SERVERS = 64
-_HALL_S = (50e-6, 150e-6)
+_HALL_S = (50e-6, 150e-6)  # one way between machines of a hall
 #: Every so many seeds, NICs carry a bounded number of bytes per second that wanders, and some are slow.
 SLOW_EVERY = 20
 

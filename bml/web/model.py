@@ -15,7 +15,7 @@ from bml.web.parts import Nic, Parts, Server
 from bml.web.words import SAID, TROUBLE, WORST_FIRST, State, listed, plural
 
 _MOST_DETOURS = 12
-_PACE_S = 5.0
+_PACE_S = 5.0  # the pace that is shown is the mean over so long
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ PERIOD_S = 0.5
 """How often the job is asked for its status while somebody looks."""
 _LAST_S = 1.0
 """How long the end of the job waits for streams to take the last page."""
-_ENDING_S = 5.0
+_ENDING_S = 5.0  # open requests are cut off then
 _NOTHING: dict[str, bytes] = {}
 _LOG = logging.getLogger(__name__)
 _LOG_HTTP = logging.getLogger(f"{__name__}.http")

@@ -28,7 +28,7 @@ STALLED_S = 10.0
 """A stream whose reader takes nothing for so long is closed."""
 _BUFFER_NBYTES = 1 << 17
 """Of a stream in the kernel: a reader that stalls is noticed after so many bytes."""
-_ALIVE_S = 15.0
+_ALIVE_S = 15.0  # so that browsers and proxies see that the connection lives
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _LOG = logging.getLogger(__name__)
 

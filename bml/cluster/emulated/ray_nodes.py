@@ -34,11 +34,11 @@ OnStart = Callable[[str], None]
 
 #: Memory of a node and its actor, in bytes, and how long a node may take to start, in seconds.
 _NODE_NBYTES = 350 << 20
-_NODE_S = 20.0
+_NODE_S = 20.0  # how long Ray may take to start on a machine, beyond its share of start_s
 #: How long the last prints of the training functions may take to arrive, in seconds.
 _FLUSH_S = 5.0
-_ENDED_S = 2.0
-_LOOK_S = 0.2
+_ENDED_S = 2.0  # how long a machine that was asked to end may take to say so
+_LOOK_S = 0.2  # how often it looks whether the start was given up
 #: How many orders of a kind wait at most for a driver that does not read; in practice there are fewer.
 _MOST_UNSENT = 1000
 _HEAD = "switches"

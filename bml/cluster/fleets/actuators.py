@@ -31,8 +31,8 @@ _LOG = logging.getLogger(__name__)
 
 _APPLIED = b"applied"
 _MOST_NBYTES = 1 << 12
-_POLL_S = 0.1
-_ASK_S = 5.0
+_POLL_S = 0.1  # how often it looks whether it was closed
+_ASK_S = 5.0  # how long who asks may take to say what for
 
 
 class FaultListener:

@@ -43,7 +43,7 @@ _MOST_UNANSWERED = 16
 _MOST_UNSENT = 1000
 #: How long servers that have reported may take to end, in seconds; their last prints may wait for a reader.
 _LAST_PRINTS_S = 5.0
-_LOOK_S = 0.2
+_LOOK_S = 0.2  # how often a joiner's start looks whether the job has ended
 
 Placement = Callable[[int | None], Place]
 """Returns the place of a server; None stands for the coordinator."""

@@ -21,7 +21,7 @@ _MOST_UNSENT = 1000
 _SILENT_TURNS, _STARTING_TURNS = 12, 240
 """For so many waits of ALIVE_EVERY_S each it may say nothing; then it is taken for stopped and is killed.
 Until its first word it may take longer: it imports, perhaps on a machine that is busy."""
-_ENDS_S = 2.0
+_ENDS_S = 2.0  # how long it may take to exit once its socket has ended
 
 Event = tuple[Any, ...]
 """("ready",); ("lost",), the process is gone; ("ended", term, by), the coordinator of the group has ended,

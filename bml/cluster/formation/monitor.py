@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 #: How often the store is asked for joiners, in seconds.
 _JOINERS_EVERY_S = 0.2
-_REOPEN_EVERY_S = 1.0
+_REOPEN_EVERY_S = 1.0  # how often a store that failed is tried again: it may be gone for good
 _PROBE_S = 1.0
 """How long a connection to another rank may take that shows whether it is there, in seconds."""
 #: How long a coordinator of this rank may take to tell the others of the end, in seconds.

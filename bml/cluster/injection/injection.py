@@ -20,7 +20,7 @@ from bml.protocol.wire import messages as msg
 from bml.protocol.wire.frame import Header, Kind
 from bml.topology import Fabric
 
-_FOREVER_S = 3600.0
+_FOREVER_S = 3600.0  # nothing is due, so another event comes first
 
 
 class Core(Protocol):

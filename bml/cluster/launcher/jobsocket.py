@@ -36,7 +36,7 @@ _OPENING = ".new"
 #: The longest path of a unix socket, less the name of a job.
 _MOST_FOLDER = 107 - 24
 _MOST_REQUEST_NBYTES = 1 << 16
-_IDLE_S = 60.0
+_IDLE_S = 60.0  # a client that says nothing holds a thread for no longer
 _CREDENTIALS = struct.Struct("=iII")  # ucred: process, user, group
 _POLL_S = 0.02  # how long `close` may take, in seconds
 _CALL_S = 15.0  # on an emulated fabric, an answer may take twice as long as that of a server

@@ -13,7 +13,7 @@ from bml.io.interruptible import Event
 Join = Callable[[int, int, Event], None]
 """Starts a server, see Fleet.join."""
 
-_ENDING_S = 10.0
+_ENDING_S = 10.0  # how long starts that were given up may take to return
 
 
 class JoinStarter:

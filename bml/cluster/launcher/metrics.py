@@ -40,7 +40,7 @@ _CLIENT_S = 5.0
 #: How long a connection may last, and how many there may be: descriptors are left for the job.
 _LASTS_S = 20.0
 _MOST_CLIENTS = 16
-_POLL_S = 0.02
+_POLL_S = 0.02  # how often the server looks whether it is to end: `close` waits as long
 _PORT = re.compile("[0-9]{1,5}")
 
 Address = tuple[str, int]

@@ -47,7 +47,7 @@ _LOG = logging.getLogger(__name__)
 _STATUS, _INJECT = Patience(1.0), Patience(1.0, 5.0)
 #: How long the user's functions are waited for, in seconds, when the job is over, and when it is ended.
 _TOLD_S = 10.0
-_ENDED_TOLD_S = 1.0
+_ENDED_TOLD_S = 1.0  # how long callbacks may go on when the job was ended from outside
 
 
 class Job:

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 
 AGAIN_S = 2.0
 """After how many seconds a server that did not come is started again, the first time; then twice as long."""
-MOST_AGAIN_S = 60.0
+MOST_AGAIN_S = 60.0  # no pause is longer: a machine may be there again at any time
 
 
 class StartBackoff:

@@ -16,7 +16,7 @@ from bml.io.interruptible import Event
 from bml.predict.suspects import Suspects
 
 _LOG = logging.getLogger(__name__)
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # as often as servers judge their own NICs
 _PATIENCE = Patience(1.0)
 
 Ask = Callable[[Request, Patience], Answers]

@@ -13,7 +13,7 @@ from bml.errors import UsageError
 _NAME = "bml"
 #: How many records wait at most; more are dropped.
 _MOST_WAITING = 1000
-_LOOK_S = 0.01
+_LOOK_S = 0.01  # how often `drain` looks whether all is written
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 

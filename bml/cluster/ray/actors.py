@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 #: How long the launcher may take to fetch a report when Ray's head is gone, in seconds.
 _FETCHED_S = 5.0
-_ANSWERED_S = 0.5
+_ANSWERED_S = 0.5  # so that Ray delivers the answer to the last call before the process ends
 #: Of the time that Ray does without a head, for how much servers that leave wait for the others to agree.
 _COURTESY = 0.1
 

@@ -41,8 +41,8 @@ except AuthenticationError:
 else:
     print("open")
 """
-_CONNECT_S = 1.0
-_PROBE_S = 15.0
+_CONNECT_S = 1.0  # a head that is there answers a connection at once
+_PROBE_S = 15.0  # a fresh interpreter imports Ray, on a busy machine
 
 
 def own_settings(environ: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from bml.protocol.coordinator.succession import Succession
 GOING_S = 3.0
 """How long processes may take to end after Ray has killed their actors, in seconds. If one is killed sooner,
 Ray reports its death. Only a frozen one takes as long."""
-_SNAPSHOT_S = 0.1
+_SNAPSHOT_S = 0.1  # a view is told as late at most; each request costs Ray a call
 
 
 class RayCoordinator:

@@ -40,7 +40,7 @@ from bml.cluster.ray.own import NAMESPACE, OBJECT_STORE_NBYTES
 from bml.errors import BmlError, StartError
 from bml.io.interruptible import Event
 
-_POLL_S = 0.05
+_POLL_S = 0.05  # how often it looks for orders beside the events of the job
 #: Ray looks for prints several times a second, and does not say when it has shown them.
 _PRINTS_S = 0.8
 #: How long starts may take to be given up, in seconds.

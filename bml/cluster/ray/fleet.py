@@ -43,7 +43,7 @@ from bml.cluster.spec.leaving import DRAINED, LEFT
 from bml.errors import StartError, UsageError
 from bml.io.interruptible import Condition, Event
 
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # how often a start looks whether its time is over
 #: How long the coordinator may take to report the end of the job, in seconds: the user gets all views.
 _LAST_WORDS_S = 0.3
 #: Two calls at a time: the training function, and a request for the status; and some more that ask again for

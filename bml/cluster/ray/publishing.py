@@ -21,7 +21,7 @@ from bml.metrics.table import METRICS, TABLE, Metric
 
 _PERIOD_S = 2.0
 """Ray itself collects every 10 s, if it is not set up otherwise."""
-_ANSWER_S = 1.0
+_ANSWER_S = 1.0  # a scrape waits no longer for a job that has not begun or is over
 
 
 class Publisher:

@@ -17,7 +17,7 @@ from bml.cluster.ray.asking import DEATHS
 from bml.cluster.spec.job import ServerReport
 from bml.io.interruptible import Condition
 
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # how often an actor that Ray does not reach is asked again
 #: After the first report, servers that have reported ask the others: after how many seconds, and how many
 #: servers each of them asks at a time.
 _RELAY_S = 2.0

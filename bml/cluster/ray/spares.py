@@ -22,7 +22,7 @@ from bml.cluster.spec.job import JobSpec
 
 _LOG = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # how often a spare that Ray does not reach is asked again
 
 
 @dataclass

@@ -31,7 +31,7 @@ from bml.topology import LinkFailure
 
 _LOG = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # how often steps and NICs are judged, in a thread of its own
 _USED_ON = ("falling", "slow")
 """Warnings of NICs that are used as much as they can carry, and are not taken out."""
 

@@ -37,7 +37,7 @@ Request = tuple[str, str]
 Endpoint = tuple[str, int]
 
 _MOST_KEPT_MIB = 1 << 30
-_MOST_START_S = 1_000_000
+_MOST_START_S = 1_000_000  # more is a mistake: eleven days
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ MOST_NBYTES = 1 << 16
 MEET_S = 600.0
 """How long nodes may take to appear: as long as torchrun waits."""
 _SET_PDEATHSIG = 1
-_SAY_AFTER_S = 3.0
+_SAY_AFTER_S = 3.0  # nodes that are started together are there sooner
 _PREFIX = "bml/torchrun"
 
 

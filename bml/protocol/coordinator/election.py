@@ -43,11 +43,11 @@ from bml.protocol.timeouts import Timeouts
 
 #: So many of the lowest ranks that are left have a process ready for a coordinator in any case.
 _SPARES = 2
-_FIRST_SLOT_S = 5.0
-_RETRY_S = 1.0
-_PROBE_EVERY_S = 1.0
+_FIRST_SLOT_S = 5.0  # longer than an interpreter takes to start and import on a busy machine
+_RETRY_S = 1.0  # what stopped a process from being started may be over then
+_PROBE_EVERY_S = 1.0  # each is a connection to every rank
 _PROBES = 2
-_STARTS_S = 5.0
+_STARTS_S = 5.0  # a process that is ready has a coordinator at once, unless it hangs
 _UNANSWERED, _MOST_UNANSWERED = 2, 16
 """So many questions may stay unanswered: after each coordinator that gave no answer twice as many, up to the
 second number."""

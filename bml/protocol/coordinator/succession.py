@@ -29,7 +29,7 @@ from bml.protocol.timeouts import Timeouts
 #: A coordinator that has brought all servers to one view, or has ended the job, has succeeded.
 _SUCCEEDED = ("steady", "stopped")
 _MOST_FAILURES = 10
-_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.05, 1.0
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.05, 1.0  # a crash at each start must not fill the machine
 #: Coordinators that are replaced for their silence again and again may only be slow: each may be silent twice
 #: as long as the one before, until one has given signs of life for so many `detect_s`. That one has succeeded
 #: is no reason: coordinators that succeed and then fall silent would be replaced as fast for ever.

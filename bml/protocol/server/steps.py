@@ -38,7 +38,7 @@ from bml.schedule import AnyPrograms
 from bml.topology import Fabric
 from bml.topology.errors import BmlError, InvariantError
 
-_PROGRESS_EVERY_S = 0.1
+_PROGRESS_EVERY_S = 0.1  # how often the coordinator is told of commits, which costs a message
 _TOKEN_PRIORITY = -1  # before all slices, which count from 0
 
 

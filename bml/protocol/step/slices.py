@@ -28,7 +28,7 @@ _LEAST_NBYTES = (8 << 10, 32 << 10)
 """The least size is in these bounds, whatever the rate: shorter slices save nothing on faster wires."""
 _MOST_NBYTES = 4 << 20
 
-_PIECE_S = 0.02
+_PIECE_S = 0.02  # long beside the messages of a step, see `piece_nbytes`
 _PIECE_ROUNDS = 50
 _LEAST_PIECE_NBYTES = 64 << 10
 _MOST_PIECE_NBYTES = 8 << 20

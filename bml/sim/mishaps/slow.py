@@ -11,7 +11,7 @@ from bml.topology import Fabric, Link
 KINDS = {"slow": 4, "slow-out": 2, "slow-in": 2, "slow-switch": 2, "busy": 2, "degrade": 2, "jitter": 1}
 _USUAL_SHARE = 0.2
 _USUAL_DELAY_MS = 20
-_FALLS_S = 2.0
+_FALLS_S = 2.0  # a NIC degrades over so long
 _FALLS = 4
 _PERCENT = (5, 10, 20, 20, 30, 50)
 _OTHERS = ("crash", "freeze", "coordinator-crash", "coordinator-freeze", "control-loss", "reset")

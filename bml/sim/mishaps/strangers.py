@@ -13,7 +13,7 @@ from bml.topology import Fabric
 
 #: Points of a run at which servers that join are on their way in, and how often each is reached.
 _POINTS = {"keep": 8, "state": 2, "CaughtUp": 3}
-_SUCCESSOR_AFTER_S = 0.25
+_SUCCESSOR_AFTER_S = 0.25  # while the successor meets the servers
 
 
 def draw_strangers(chance: random.Random, fabric: Fabric, absent: tuple[int, ...]) -> Mishaps:

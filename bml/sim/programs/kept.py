@@ -28,7 +28,7 @@ _MOST_SERVERS = 4
 _MOST_DEATHS = 3
 _MOST_STEPS = 40
 _MOST_OPERATIONS = 80
-_SLOW_S = 0.02
+_SLOW_S = 0.02  # as a write of a slow disk
 
 
 @dataclass

@@ -31,7 +31,7 @@ from bml.topology.errors import BmlError
 from bml.train.ledger import Ledger
 
 _SIGNATURE = 7
-_LINGER_S = 0.2
+_LINGER_S = 0.2  # as bml.cluster.server.execution
 _GRAIN_NBYTES = 8
 
 

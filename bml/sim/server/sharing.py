@@ -19,7 +19,7 @@ from bml.sim.server.context import World
 from bml.sim.world.host import NOTHING, Host, StatusPage
 from bml.sim.world.process import Process
 
-_LOOK_S = 0.02
+_LOOK_S = 0.02  # how late a thread may see what another one wrote
 _WORK_S = (0.001, 0.1)
 """How long half a sum, or half of a copy, takes at most: each server draws its own time between these."""
 _READ_S = 0.1

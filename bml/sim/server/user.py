@@ -26,7 +26,7 @@ _SIGNATURE = 7
 _COMPUTE_S = 0.01
 """How long a contribution takes to be computed, at most; on one host, where that decides who meets whom
 when, each server draws one of the others."""
-_COMPUTES_S = (0.01, 0.1, 0.3)
+_COMPUTES_S = (0.01, 0.1, 0.3)  # of a step, beside shared memory
 _SLOWER = (1, 3, 5)
 """By how much a joiner may be slower than the others."""
 _WAKES_S = (0.001, 0.05)

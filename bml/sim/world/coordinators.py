@@ -28,9 +28,9 @@ from bml.sim.world.ranks import Ranks
 from bml.sim.world.settings import Settings
 from bml.topology import Fabric, InvariantError
 
-_REDIAL_S = 0.05
+_REDIAL_S = 0.05  # as bml.cluster.process.coordinator
 _WAYS = ("down", "up")
-_HOP_S = (0.0005, 0.002)
+_HOP_S = (0.0005, 0.002)  # of the control network, one way
 
 
 class Reachable(Protocol):

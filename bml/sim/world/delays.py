@@ -10,7 +10,7 @@ from bml.topology import Fabric
 
 MOST_S = 0.15
 """The longest way, in seconds in one direction."""
-_LEAST_S = 0.002
+_LEAST_S = 0.002  # less changes the order of nothing
 _SLOW = (0.2, 0.6)
 """How likely a way is slow, in runs that have slow ones."""
 

@@ -7,7 +7,7 @@ import random
 from bml.sim.world.network import Network
 from bml.sim.world.process import Process
 
-_TURN_S = (0.005, 0.1)
+_TURN_S = (0.005, 0.1)  # how long others keep a core
 _WAITS = 0.35
 """How long a process waits for its turn, as a share of how long reactions take: they need several turns."""
 

@@ -21,7 +21,7 @@ from bml.sim.world.settings import Settings
 
 _ALIVE_EVERY_S, _SILENT_TURNS = 0.25, 12
 """As bml.cluster.formation: how often the process gives a sign of life, and how many may be missing."""
-_JOINERS_EVERY_S = 0.2
+_JOINERS_EVERY_S = 0.2  # as bml.cluster.formation.monitor
 _DIES_S, _CLOSES_S, _LAST_WORDS_S = 0.01, 0.3, 3.0
 """So many seconds, at most, after a rank its process for coordinators is gone; a program takes to end after
 an error; a coordinator takes to tell the others that the job is over."""

@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 _ACCEPTS_PER_PASS = 16
 _MAX_PENDING = 64
 """The most handshakes that may be in progress; if there are more, one is closed."""
-_OUT_OF_FILES_S = 0.1
+_OUT_OF_FILES_S = 0.1  # a descriptor may be free again then
 _SAY_EVERY_S = 1.0
 """The least time between two log lines about refused connections, so that strangers cannot fill the disk."""
 BACKLOG = 128

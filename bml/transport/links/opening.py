@@ -12,8 +12,8 @@ from bml.io.poller import Poller, Timer
 from bml.transport.handshake.greeting import Dial, GreetingKind
 from bml.transport.interface import LostKind
 
-_FIRST_RETRY_S = 0.01
-_LAST_RETRY_S = 0.2
+_FIRST_RETRY_S = 0.01  # the peer may open its port in a moment
+_LAST_RETRY_S = 0.2  # a peer that comes back is found as late
 
 Attempt = Callable[[Callable[[GreetingKind, str], None]], Dial | None]
 """Starts one attempt, which reports its failure; None if nothing can be sent now (the NIC is silenced)."""

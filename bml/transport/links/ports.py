@@ -17,7 +17,7 @@ SNDBUF_NBYTES = 64 << 10
 """Bytes; small, so that frames wait in the link's queue by priority, and not in the kernel in order. No more
 than leave in `_QUEUE_S` seconds, but `_LEAST_SNDBUF_NBYTES`: what the kernel has taken waits in the queue of
 the NIC, and the short steps of other jobs wait behind it."""
-_QUEUE_S = 1.3e-3
+_QUEUE_S = 1.3e-3  # 16 KiB at 100 Mbit/s
 _LEAST_SNDBUF_NBYTES = 16 << 10
 LOOPBACK_SNDBUF_NBYTES = 128 << 10
 """Bytes, on a loopback interface. No frame waits for a wire there, and every full buffer costs two switches
@@ -25,7 +25,7 @@ between processes; but bytes that do not fit into the processor's cache are copi
 BESIDE_SNDBUF_NBYTES = 512 << 10
 """The most bytes beside a computation, and no more than leave in `_SOON_S` seconds: a server that sleeps
 until the buffer has room must first get back a core and the interpreter's lock."""
-_SOON_S = 2e-3
+_SOON_S = 2e-3  # a server that sleeps is woken in less
 _BIND_TRIES = 100
 
 

@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 _PROGRAM = Path(__file__).with_name("stand_in_process.py")
 _TURNED = struct.Struct("=q")
-_ENDS_WITHIN_S = 5.0
+_ENDS_WITHIN_S = 5.0  # it has nothing to finish
 
 PeersByLevel = dict[int, dict[int, tuple[Endpoint, int]]]
 """By level, the peers to which heartbeats go: (endpoint, incarnation)."""

@@ -26,7 +26,7 @@ from bml.io.interruptible import Event
 
 _LOG = logging.getLogger("bml.cluster")
 
-_LOOK_S = 0.25
+_LOOK_S = 0.25  # a drain is noticed as late; a call to the head's table of nodes
 _CLIENT_LOOK_S = 5.0  # each look starts a task on the cluster
 #: How long answers of servers are waited for, in seconds.
 _ANSWER_S = 1.0
