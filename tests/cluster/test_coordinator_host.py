@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -58,9 +57,33 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Loop]]:
         each.close()
 
 
+class Clock:
+    """Stands for the module time: the test says what time it is."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+Said = queue.SimpleQueue[tuple[Any, ...]]
+
+
+def hosted(said: Said, asked_for_snapshots: bool = True) -> CoordinatorHost:
+    return CoordinatorHost(lambda *words: said.put(words), LogsAside(), asked_for_snapshots)
+
+
+def taken(said: Said) -> list[tuple[Any, ...]]:
+    found = []
+    while not said.empty():
+        found.append(said.get())
+    return found
+
+
 def test_each_group_has_its_coordinator_and_the_newest_one_is_told(loops: list[Loop]) -> None:
-    said: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-    host = CoordinatorHost(lambda *words: said.put(words), LogsAside(), asked_for_snapshots=True)
+    said = Said()
+    host = hosted(said)
     contact = Contact(1, ("127.0.0.1", 9), (("127.0.0.1", 9),))
     host.take("join", "one", 1, 7, contact)  # before there is one: the next one will be told
     for group, term in (("one", 1), ("other", 1), ("one", 3)):
@@ -69,25 +92,48 @@ def test_each_group_has_its_coordinator_and_the_newest_one_is_told(loops: list[L
     host.take("gone", "other", 0, "it died")
     assert [loop.began for loop in loops] == [(SPEC, {}, {}, term) for term in (1, 1, 3)]
     assert [loop.told for loop in loops] == [[], [core.Gone(0, "it died")], [(1, 8, contact)]]
+    taken(said)
     loops[2].on_change({"state": "steady"})
-    assert said.get_nowait() == ("changed", "one", 3, {"state": "steady"})
+    assert taken(said) == [("changed", "one", 3, {"state": "steady"})]
     loops[0].deposed_by = 3
     loops[0].close()
     assert said.get(timeout=DEADLINE_S) == ("ended", "one", 1, 3)
+    host.take("gone", "one", 2, "it died")  # the newest one is still told
+    assert loops[2].told[-1] == core.Gone(2, "it died")
 
 
-def test_a_coordinator_that_hangs_gives_no_sign_of_life_and_nobody_gives_it_instead(
-    loops: list[Loop],
-) -> None:
-    said: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-    host = CoordinatorHost(lambda *words: said.put(words), LogsAside(), asked_for_snapshots=False)
-    assert host.is_idle
-    host.take("start", "group", SPEC, {}, {}, 1)
-    assert not host.is_idle
+def test_snapshots_are_told_only_to_a_parent_that_asks(loops: list[Loop]) -> None:
+    said = Said()
+    hosted(said, asked_for_snapshots=False).take("start", "group", SPEC, {}, {}, 1)
+    taken(said)
     loops[0].on_change({"state": "steady"})
-    assert said.empty()
-    with closing(loops[0]) as loop:
-        loop.on_heartbeat()
-    assert said.get_nowait() == ("alive",)
-    assert said.get(timeout=DEADLINE_S) == ("ended", "group", 1, 0)
-    assert host.is_idle
+    assert taken(said) == []
+
+
+def test_one_coordinator_that_hangs_silences_its_process(
+    loops: list[Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, clock = Said(), Clock()
+    monkeypatch.setattr(coordinator, "time", clock)
+    host = hosted(said)
+    host.turned()
+    assert taken(said) == [("alive",)], "an idle process lives"
+    for group in ("hangs", "goes on"):
+        host.take("start", group, SPEC, {}, {}, 1)
+    taken(said)
+    host.turned()
+    assert taken(said) == [], "where coordinators run, they say so themselves"
+    loops[1].on_heartbeat()
+    assert taken(said) == [("alive",)]
+    for _ in range(10):
+        clock.now += 0.25
+        taken(said)
+        loops[1].on_heartbeat()
+    assert taken(said) == []
+    loops[0].on_heartbeat()
+    assert taken(said) == [("alive",)], "it was only slow"
+    for loop in loops:
+        loop.close()
+        assert said.get(timeout=DEADLINE_S)[0] == "ended"
+    host.turned()
+    assert taken(said) == [("alive",)]

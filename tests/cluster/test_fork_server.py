@@ -145,6 +145,16 @@ def test_a_stopped_process_ends_though_the_fork_server_was_killed(server: ForkSe
     assert psutil.wait_procs([child], 10)[1] == []
 
 
+def test_a_process_that_sees_nothing_ends_though_the_fork_server_was_killed(server: ForkServer) -> None:
+    """As of one whose training function holds the interpreter's lock: nobody takes the end of its line."""
+    forked(server)
+    process = the_process()
+    (child,) = process.children()
+    process.kill()
+    server.close()
+    assert psutil.wait_procs([child], 10)[1] == []
+
+
 def test_signals_that_end_others_do_not_end_it(server: ForkServer) -> None:
     number, _ = forked(server)
     for sent in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):

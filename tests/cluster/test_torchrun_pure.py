@@ -515,6 +515,19 @@ def test_a_launcher_that_starts_many_before_it_reads_is_not_waited_for() -> None
         helper.hang_up()
 
 
+def test_a_grace_of_months_kills_nobody() -> None:
+    helper = start_agent(os.environ)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            start = {"do": "start", "name": 0, "command": ["sleep", "600"], "environment": {}}
+            helper.send(start, [nowhere.fileno()] * 2)
+        helper.send({"do": "end", "grace_s": 1e7})
+        assert helper.receive() == {"is": "ended", "name": 0, "code": -15}
+        assert helper.process.wait(30) == 0
+    finally:
+        helper.hang_up()
+
+
 @pytest.mark.parametrize("text", ["data/*.tar", "ü é 数", os.fsdecode(b"\xff\xfe")])
 def test_any_text_of_an_environment_comes_out_as_it_was(text: str) -> None:
     assert agent.read(agent.packet({"environment": {"X": text}})) == {"environment": {"X": text}}

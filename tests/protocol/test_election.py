@@ -107,6 +107,15 @@ def test_a_coordinator_that_answers_nothing_is_replaced() -> None:
     assert start == (pytest.approx(60.0 + 2 * TIMEOUTS.heartbeat_s, abs=0.02), 2)
 
 
+def test_questions_for_those_before_do_not_count_against_a_coordinator() -> None:
+    """They were asked while no line was open: it has just been reached, and has said nothing yet."""
+    election = attended(1)
+    for tick in range(200, 205):
+        election.saw(seen(1, False, 1, ALL, {0}, unanswered=(tick - 200)), tick / 100)
+    assert first_start(election, seen(2, True, 1, ALL, unanswered=4), 2.05, 9.0) is None
+    assert first_start(election, seen(2, True, 1, ALL, unanswered=6), 9.0, 19.0) is not None
+
+
 def test_successors_that_answer_nothing_may_be_slower_each_and_for_a_while() -> None:
     election, now, patience = attended(3), 2.0, []
     for n in (10, 20, 30, 40, 50):

@@ -13,11 +13,13 @@ import gc
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,8 +43,6 @@ IMPORTS_S = 600.0
 """How long its imports may take, in seconds: minutes, where the packages lie on a slow network."""
 #: How long the fork server may take to obey when it is to end, in seconds; it may be stopped.
 _ANSWERS_S = 2.0
-#: How long its last messages may take to arrive after it was stopped, in seconds.
-_STOPS_S = 0.1
 #: How long the fork server may take to exit once its socket has ended, in seconds.
 _EXITS_S = 10.0
 _OPENMP, _MKL = "OMP_NUM_THREADS", "MKL_NUM_THREADS"
@@ -110,7 +110,7 @@ class ForkServer:
         self._forked: dict[int, str] = {}
         """Number -> why it could not be forked; empty: it was."""
         self._alive: dict[int, int] = {}
-        """Number -> process id."""
+        """Number -> a descriptor of the process, whose id may belong to another one once it is reaped."""
         self._returncodes: dict[int, int] = {}
         self.ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """A descriptor that can be read once a process has ended; see `heard`."""
@@ -134,15 +134,18 @@ class ForkServer:
             self.kill(number)  # it may still be forked
             raise StartError(f"no process could be made: {self._obstacle()}")
         if why:
-            is_limit = why == os.strerror(errno.EAGAIN)
-            raise StartError(PROCESS_LIMIT if is_limit else f"no process could be made: {why}")
+            raise StartError(why)
         return number
 
     def kill(self, number: int) -> None:
         """Kill a process, frozen or not; no effect if it has ended."""
-        if number not in self._returncodes:
+        with self._changed:
+            descriptor = self._alive.get(number)
+            if descriptor is not None:
+                _signal(descriptor, signal.SIGKILL)
+        if descriptor is None and number not in self._returncodes:  # it may still be forked
             with suppress(StartError):
-                self._helper.send({"do": "signal", "name": number, "number": signal.SIGKILL}, waits=False)
+                self._helper.send({"do": "signal", "names": [number], "number": signal.SIGKILL}, waits=False)
 
     def heard(self) -> None:
         """Make `ends` unreadable until another process has ended."""
@@ -165,15 +168,11 @@ class ForkServer:
     def close(self) -> None:
         """Kill every process and wait until all are gone. Idempotent."""
         with self._changed:
-            alive = list(self._alive)
-        for number in alive:
-            self.kill(number)
-        with self._changed:
+            for descriptor in () if self._gone else self._alive.values():
+                _signal(descriptor, signal.SIGKILL)
             if not self._changed.wait_for(lambda: not self._alive or self._gone, _ANSWERS_S):
-                self._kill_without()
-            for process in self._alive.values():  # the fork server was killed: they see that their line ends
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGCONT)
+                self._helper.process.kill()  # it is stopped, and reports nothing
+            self._end_orphans()
         with suppress(OSError):
             self._helper.sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -182,14 +181,21 @@ class ForkServer:
             os.close(self.ends)
             self.ends = -1
 
-    def _kill_without(self) -> None:
-        """Kill every process and the fork server, which does not obey."""
-        self._helper.process.send_signal(signal.SIGSTOP)  # it reaps none now, so these ids are still theirs
-        self._changed.wait_for(lambda: not self._alive, _STOPS_S)
-        for process in self._alive.values():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        self._helper.process.kill()
+    def _end_orphans(self) -> None:
+        """End processes whose fork server was killed: they see that their line ends, or are killed."""
+        wait, left = select.poll(), set(self._alive.values())
+        for descriptor in left:
+            _signal(descriptor, signal.SIGCONT)  # a stopped one sees nothing
+            wait.register(descriptor, select.POLLIN)
+        deadline = time.monotonic() + ENDING_S
+        while left and (left_s := deadline - time.monotonic()) > 0:
+            for descriptor, _ in wait.poll(left_s * 1000):
+                wait.unregister(descriptor)
+                left.discard(descriptor)
+        for descriptor in self._alive.values():
+            _signal(descriptor, signal.SIGKILL)
+            os.close(descriptor)
+        self._alive.clear()
 
     def _listen(self) -> None:
         """Take reports of forks and ends until the fork server is gone."""
@@ -207,11 +213,14 @@ class ForkServer:
                 self._ready = True
             case {"is": "started", "name": number, "process": process}:
                 self._forked[number] = ""
-                self._alive[number] = process
-            case {"is": "cannot", "name": number, "why": why}:
-                self._forked[number] = why
+                with suppress(OSError):  # it has ended; or this process has no descriptor left
+                    self._alive[number] = os.pidfd_open(process)
+            case {"is": "cannot", "name": number, "why": why, "errno": error}:
+                is_limit = error == errno.EAGAIN
+                self._forked[number] = PROCESS_LIMIT if is_limit else f"no process could be made: {why}"
             case {"is": "ended", "name": number, "code": code}:
-                del self._alive[number]
+                if (descriptor := self._alive.pop(number, None)) is not None:
+                    os.close(descriptor)
                 self._returncodes[number] = code
                 os.eventfd_write(self.ends, 1)
 
@@ -220,6 +229,12 @@ class ForkServer:
             status = self._helper.process.wait(_EXITS_S if self._gone else 0)
             return f"{sys.executable} exited with status {status}"
         return "the machine is too busy" if self._ready else f"the imports took longer than {IMPORTS_S:g} s"
+
+
+def _signal(descriptor: int, number: int) -> None:
+    """Send a signal to the process of this descriptor, if it has not ended."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, number)
 
 
 def main() -> None:

@@ -21,18 +21,22 @@ _MOST_UNSENT = 1000
 _SILENT_TURNS, _STARTING_TURNS = 12, 240
 """For so many waits of ALIVE_EVERY_S each it may say nothing; then it is taken for stopped and is killed.
 Until its first word it may take longer: it imports, perhaps on a machine that is busy."""
+_MOST_DOUBLED = 3
+"""A process after so many that were silent may be silent for twice as long each time: it may only be slow."""
 _ENDS_S = 2.0  # how long it may take to exit once its socket has ended
 
 Event = tuple[Any, ...]
 """("ready",); ("lost",), the process is gone; ("ended", term, by), the coordinator of the group has ended,
 or was deposed by that of a higher term."""
 Listener = Callable[[Event], None]
+"""It only notes an event: it is called with a lock held, so that events come in their order."""
 
 
 class CoordinatorProcess:
     """A process that runs coordinators of this process's groups; see `of_this_process`."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent_turns: int = _SILENT_TURNS) -> None:
+        self._silent_turns = silent_turns
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", **what_we_import()}
         # Ctrl-C is the rank's to handle.
         self._process, self._sock = start_with_socket(["-P", "-c", _ENTRY, SOCKET], environment)
@@ -54,11 +58,10 @@ class CoordinatorProcess:
         """Tell a group what happens, in another thread; what has happened already is told at once."""
         with self._changed:
             self._listeners[group] = listener
-            is_ready, is_lost = self._is_ready, self.is_lost
-        if is_lost:
-            listener(("lost",))
-        elif is_ready:
-            listener(("ready",))
+            if self.is_lost:
+                listener(("lost",))
+            elif self._is_ready:
+                listener(("ready",))
 
     def remove(self, group: str) -> bool:
         """Tell a group no more; returns whether no group is left."""
@@ -81,7 +84,7 @@ class CoordinatorProcess:
         silent = 0
         with suppress(EOFError, OSError):
             # While this process is stopped, these waits do not go on.
-            while silent < (_SILENT_TURNS if self._is_ready else _STARTING_TURNS):
+            while silent < (self._silent_turns if self._is_ready else _STARTING_TURNS):
                 if not poll.poll(ALIVE_EVERY_S * 1000):
                     silent += 1
                     continue
@@ -89,29 +92,26 @@ class CoordinatorProcess:
                 self._heard(*receive(self._sock))
         self._outbox.close()
         try:
-            self._process.wait(_ENDS_S if silent < _SILENT_TURNS else 0.0)
-        except subprocess.TimeoutExpired:  # it is stopped
+            self._process.wait(_ENDS_S if silent < self._silent_turns else 0.0)
+        except subprocess.TimeoutExpired:  # it is stopped, or slow
+            _shared.n_silent += 1
             self._process.kill()
             self._process.wait()
         close_whole(self._sock)
         with self._changed:
             self.is_lost = True
-            listeners = list(self._listeners.values())
-        for listener in listeners:
-            listener(("lost",))
+            for listener in self._listeners.values():
+                listener(("lost",))
 
     def _heard(self, what: str, *rest: Any) -> None:
-        event: Event
         with self._changed:
             if what == "ready":
                 self._is_ready = True
-                listeners, event = list(self._listeners.values()), (what,)
+                for listener in self._listeners.values():
+                    listener((what,))
             elif what == "ended" and rest[0] in self._listeners:
-                listeners, event = [self._listeners[rest[0]]], (what, *rest[1:])
-            else:
-                return
-        for listener in listeners:
-            listener(event)
+                _shared.n_silent = 0
+                self._listeners[rest[0]]((what, *rest[1:]))
 
 
 class _Shared:
@@ -120,9 +120,11 @@ class _Shared:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.process: CoordinatorProcess | None = None
+        self.n_silent = 0
+        """How many processes were killed for their silence since a coordinator has ended well."""
 
     def forked(self) -> None:
-        self.lock, self.process = threading.Lock(), None
+        self.lock, self.process, self.n_silent = threading.Lock(), None, 0
 
 
 _shared = _Shared()
@@ -133,7 +135,8 @@ def of_this_process(group: str, listener: Listener) -> CoordinatorProcess:
     """Return the process for coordinators, started if there is none, for one more group."""
     with _shared.lock:
         if _shared.process is None or _shared.process.is_lost:
-            _shared.process = CoordinatorProcess()
+            turns = _SILENT_TURNS << min(_shared.n_silent, _MOST_DOUBLED)
+            _shared.process = CoordinatorProcess(turns)
         process = _shared.process
         process.add(group, listener)
     return process

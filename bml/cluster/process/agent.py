@@ -9,11 +9,11 @@ killed, so is what it started. The fork server is milder, see `Agent`. Messages 
     launcher  {"do": "start", "name", "command", "environment"}, with descriptors of standard output and
               error; without a command it is that of the agent's arguments. The environment is added to the
               agent's own. An agent with a body has messages and descriptors of its own
-              {"do": "signal", "name", "number"}    to all processes of the group
+              {"do": "signal", "names", "number"}   to these, with all processes of their groups
               {"do": "tell", "number"}              to those that have a handler for it, and to them alone
               {"do": "end", "grace_s"}              SIGTERM to all, and SIGKILL after so long
     agent     {"is": "started", "name", "process"}  only by the fork server, which may be stopped later
-              {"is": "cannot", "name", "why"}       it cannot be started
+              {"is": "cannot", "name", "why", "errno"}   it cannot be started; 0: by no error of the system
               {"is": "ended", "name", "code"}       the code is negative for a signal
               {"is": "told", "number", "names"}     those that have a handler
 
@@ -44,6 +44,7 @@ MOST_NBYTES = 1 << 17
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _GONE_S = 5.0
 """How long processes may take to end after SIGKILL; then the agent gives up on them."""
+_LONGEST_POLL_MS = (1 << 31) - 1
 
 Message = dict[str, Any]
 Body = Callable[[Message, list[int], socket.socket], int]
@@ -103,7 +104,7 @@ class Agent:
         reads = select.POLLIN if launcher in heard else 0
         if reads or self._unsent:
             poll.register(launcher, reads | (select.POLLOUT if self._unsent else 0))
-        found = poll.poll(None if within_s is None else within_s * 1000)
+        found = poll.poll(None if within_s is None else min(within_s * 1000, _LONGEST_POLL_MS))
         ready = [number for number, events in found if events & (select.POLLIN | select.POLLHUP)]
         with suppress(BlockingIOError):
             os.read(self._wake, 4096)
@@ -123,13 +124,14 @@ class Agent:
             return False
         message = read(data)
         if message["do"] == "start" and flags & socket.MSG_CTRUNC:
-            self._say({"is": "cannot", "name": message["name"], "why": os.strerror(errno.EMFILE)})
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._cannot(message["name"], OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         elif message["do"] == "start":
             self._start(message, descriptors)
         elif message["do"] == "signal":
-            for process, name in self._names.items():
-                if name == message["name"]:
-                    self._signal(process, message["number"])
+            for process in [each for each, name in self._names.items() if name in message["names"]]:
+                self._signal(process, message["number"])
         elif message["do"] == "tell":
             self._tell(message["number"])
         else:
@@ -151,8 +153,7 @@ class Agent:
         try:
             process = self._fork(message, descriptors) if self._body else self._execute(message, descriptors)
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            self._say({"is": "cannot", "name": name, "why": why})
+            self._cannot(name, error)
             return
         finally:
             for descriptor in descriptors:
@@ -160,6 +161,11 @@ class Agent:
         self._names[process] = name
         if not self._makes_sessions:
             self._say({"is": "started", "name": name, "process": process})
+
+    def _cannot(self, name: Any, error: OSError | ValueError) -> None:
+        number = getattr(error, "errno", None) or 0
+        why = getattr(error, "strerror", None) or str(error)
+        self._say({"is": "cannot", "name": name, "why": why, "errno": number})
 
     def _execute(self, message: Message, descriptors: list[int]) -> int:
         """Run a command, with the two descriptors as standard output and error."""

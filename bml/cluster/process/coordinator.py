@@ -3,9 +3,8 @@
 It needs only the addresses of the servers. A successor on any machine connects to them, asks for their state,
 and goes on.
 
-Coordinators run in a process of their own, for a rank, or for the launcher of a job of processes. This parent
-holds the other end of its socket, and its messages are pickled; nothing else is ever unpickled. The process
-ends when the parent hangs up or is gone.
+Coordinators run in a process of their own, for a rank, or for the launcher of a job of processes. It ends
+when this parent hangs up or is gone. Messages of the parent are pickled; nothing else is ever unpickled.
 
     parent to process   ("start", group, specification, contacts, incarnations, term)
                         ("join", group, server, incarnation, contact); ("gone", group, server, why)
@@ -17,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -49,6 +49,7 @@ _LINGER_S = 1.0
 _REDIAL_S = 0.05  # short beside `detect_s`; a server that is away costs 20 dials a second
 ALIVE_EVERY_S = 0.25
 """How often a coordinator gives a sign of life at least, in seconds."""
+_HANGS_S = 1.0  # one that gives none for so long silences the others of its process
 _LAST_LOGS_S = 1.0  # its last logs may take so long to be written
 #: How many of the newest requests to join are in a snapshot, for a launcher that reads late.
 _ASKED_KEPT = 64
@@ -316,10 +317,7 @@ class CoordinatorLoop:
 
 
 class CoordinatorHost:
-    """The coordinators of one parent, one for each of its groups, each in a thread of its own.
-
-    `say` takes what the parent is told, snapshots of the jobs only if it is `asked_for_snapshots`.
-    """
+    """The coordinators of one parent, a thread for each; `say` takes what it is told, snapshots if asked."""
 
     def __init__(self, say: Callable[..., None], logs: LogsAside, asked_for_snapshots: bool):
         self._say = say
@@ -327,12 +325,17 @@ class CoordinatorHost:
         self._asked_for_snapshots = asked_for_snapshots
         self._loops: dict[str, CoordinatorLoop] = {}
         self._changed = threading.Lock()
-        self._n_running = 0
+        self._turned_at: dict[CoordinatorLoop, float] = {}  # its last sign of life, of each that runs
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no coordinator runs that gives signs of life."""
-        return self._n_running == 0
+    def turned(self, loop: CoordinatorLoop | None = None) -> None:
+        """A loop turns, or none runs: give a sign of life, unless some loop hangs."""
+        with self._changed:
+            now = time.monotonic()
+            if loop is not None:
+                self._turned_at[loop] = now
+            hangs = any(now - at > _HANGS_S for at in self._turned_at.values())
+            if not hangs and (loop is not None or not self._turned_at):
+                self._say("alive")
 
     def take(self, what: str, group: str, *rest: Any) -> None:
         """A message of the parent."""
@@ -351,10 +354,9 @@ class CoordinatorHost:
         """Start a coordinator; an older one of this group ends by itself, as the servers depose it."""
         changed = partial(self._say, "changed", group, term)
         told = changed if self._asked_for_snapshots else lambda snapshot: None
-        loop = CoordinatorLoop(spec, contacts, incarnations, term, told, partial(self._say, "alive"))
+        loop = CoordinatorLoop(spec, contacts, incarnations, term, told, lambda: self.turned(loop))
         self._loops[group] = loop
-        with self._changed:
-            self._n_running += 1
+        self.turned(loop)
         name = f"bml-coordinator-{group}"
         threading.Thread(target=self._run, args=(group, loop, term), name=name, daemon=True).start()
 
@@ -365,7 +367,9 @@ class CoordinatorHost:
             traceback.print_exc()
             os._exit(1)
         with self._changed:
-            self._n_running -= 1
+            del self._turned_at[loop]
+            if self._loops.get(group) is loop:
+                del self._loops[group]
         self._logs.drain(_LAST_LOGS_S)  # the parent may kill this process when it hears of the end
         self._say("ended", group, term, loop.deposed_by)
 
@@ -384,17 +388,13 @@ def serve(sock: socket.socket, asked_for_snapshots: bool) -> None:
     outbox = Outbox(sock, most=1)  # each snapshot of a group replaces older ones, as signs of life do
     host = CoordinatorHost(outbox.put, logs, asked_for_snapshots)
     outbox.put("ready")
-    threading.Thread(target=_say_alive, args=(outbox, host), name="bml-alive", daemon=True).start()
-    try:
-        while True:
-            host.take(*receive(sock))
-    except (EOFError, OSError):
-        os._exit(0)
-
-
-def _say_alive(outbox: Outbox, host: CoordinatorHost) -> None:
-    """Give the signs of life of a process in which no coordinator does."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
     while True:
-        time.sleep(ALIVE_EVERY_S)
-        if host.is_idle:
-            outbox.put("alive")
+        host.turned()
+        if poll.poll(ALIVE_EVERY_S * 1000):
+            try:
+                message = receive(sock)
+            except (EOFError, OSError):
+                os._exit(0)
+            host.take(*message)

@@ -202,7 +202,7 @@ class _Launcher:
             self._look(self._strikes.wait_s(now_s))
 
     def _signal(self, rank: int, number: int) -> None:
-        self._agent.send({"do": "signal", "name": rank, "number": number})
+        self._agent.send({"do": "signal", "names": [rank], "number": number})
 
     def _look(self, within_s: float | None) -> None:
         """Wait for output and messages, and handle them."""

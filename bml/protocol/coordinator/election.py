@@ -9,11 +9,12 @@ State table, as a rank sees the coordinator of its group:
     attended  the line is lost                                   without   the turns begin
     attended  the rank of the coordinator is suspected, and the  without   the turns begin
               coordinator says nothing for `answer_s`
-    attended  too many questions to it are not answered          without   the turns begin
+    attended  too many questions to it are not answered: 2, up   without   the turns begin
+              to 16 after others that were replaced for that
     leading   the line to this coordinator is open               attended
     leading   it has ended, or has no line within `starts_s`     without   the turns begin
-    any       its coordinator was deposed                        without   its turn comes late, see below
-    any       its process is gone, or did not start              without   with a coordinator of its own
+    leading   its coordinator was deposed                        without   its turn comes late, see below
+    leading   its process is gone, or did not start              without   the turns begin
     any       this rank is a spare                               same      Prepare a process, if it has none
     without   this rank joins, and no coordinator has called     same      Probe, again and again
     without   it joins, and two probes have found nobody         same      GiveUp
@@ -127,6 +128,8 @@ class CoordinatorElection:
         self._prepare_at = now
         self._silent: tuple[int, float] | None = None
         """How many messages had come when the coordinator's rank was first suspected, and when that was."""
+        self._asked_before = 0
+        """How many questions were not answered when this coordinator was reached: they were for others."""
         self._most_unanswered = _UNANSWERED
         self._impatient_at = now
         """From then on the fewest unanswered questions are enough again."""
@@ -179,7 +182,7 @@ class CoordinatorElection:
         self._term = max(self._term, seen.term)
         if self._state != "attended":
             if seen.is_open and seen.n_messages != self._given_up and seen.term >= self._own_term:
-                self._state = "attended"
+                self._state, self._asked_before = "attended", seen.unanswered
         elif not seen.is_open:
             self._become_without(now)
         elif self._falls_silent(seen, now) or self._answers_nothing(seen, now):
@@ -239,7 +242,8 @@ class CoordinatorElection:
         """
         if now >= self._impatient_at:
             self._most_unanswered = _UNANSWERED
-        if seen.unanswered < self._most_unanswered:
+        self._asked_before = min(self._asked_before, seen.unanswered)
+        if seen.unanswered - self._asked_before < self._most_unanswered:
             return False
         self._most_unanswered = min(2 * self._most_unanswered, _MOST_UNANSWERED)
         self._impatient_at = now + _IMPATIENT_AFTER * self._answer_s
