@@ -74,7 +74,7 @@ def test_a_job_begins_with_the_least_servers_that_ray_has_placed(
     from bml.cluster.ray.fleet import RayFleet
 
     monkeypatch.setattr(start_quorum, "OTHERS_S", 0.05)
-    spec = JobSpec("bcube:2x2", transport="tcp", least=2)
+    spec = JobSpec("bcube:2x2", transport="tcp", min_start=2)
     ray.free = {"CPU": 3.0}
     for server in range(3):
         ray.answers[f"ServerActor {server}", "contact"] = (contact(server), NOBODY)

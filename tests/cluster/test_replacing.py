@@ -112,7 +112,7 @@ def lose(
 
 @pytest.mark.parametrize(
     ("settings", "comes"),
-    [({"rejoin": True}, True), ({"least": 2}, True), ({}, False), ({"spares": 1}, True)],
+    [({"rejoin": True}, True), ({"min_start": 2}, True), ({}, False), ({"spares": 1}, True)],
 )
 def test_a_server_whose_machine_is_drained_comes_again_elsewhere(
     settings: dict[str, Any], comes: bool
@@ -167,7 +167,7 @@ class NoMachine:
 
 def test_spares_wait_until_no_server_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a spare would take the machine that an awaited server waits for."""
-    newcomers = NoMachine(monkeypatch, 0, least=2, spares=1)
+    newcomers = NoMachine(monkeypatch, 0, min_start=2, spares=1)
     newcomers.all.await_late([2, 3])
     newcomers.start(0.0)
     assert newcomers.tried == [(2, False), (3, False)]
@@ -189,7 +189,7 @@ def test_spares_of_a_job_that_begins_with_all_servers_are_started_at_once(
 
 def test_an_awaited_server_takes_a_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """The spare may wait for the next machine, too, and has asked Ray for it before."""
-    newcomers = NoMachine(monkeypatch, 0, least=2, spares=1)
+    newcomers = NoMachine(monkeypatch, 0, min_start=2, spares=1)
     newcomers.all.await_late([3])
     newcomers.start(0.0)
     newcomers.spares.left = 1
@@ -198,7 +198,7 @@ def test_an_awaited_server_takes_a_spare(monkeypatch: pytest.MonkeyPatch) -> Non
     assert newcomers.tried == [(3, False), (3, True), (3, False)]
 
 
-@pytest.mark.parametrize("settings", [{"rejoin": True}, {"least": 2}])
+@pytest.mark.parametrize("settings", [{"rejoin": True}, {"min_start": 2}])
 def test_a_drained_server_whose_spare_does_not_come_is_tried_again(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +216,7 @@ def test_a_drained_server_whose_spare_does_not_come_is_tried_again(
 def test_a_spare_for_a_drained_server_is_tried_again_where_it_is_plugged_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    newcomers = NoMachine(monkeypatch, 1, absent=(1,), least=2)
+    newcomers = NoMachine(monkeypatch, 1, absent=(1,), min_start=2)
     newcomers.spares.address = 1
     newcomers.lost(3, DRAINED)
     newcomers.start(0.0)

@@ -12,12 +12,12 @@ from bml.cluster.launcher.start_backoff import AGAIN_S, MOST_AGAIN_S, StartBacko
 from bml.cluster.spec.job import JobSpec
 from bml.errors import FabricError, StartError, UsageError
 
-GROWS = JobSpec("bcube:3x2", least=6, start_s=60.0)
+GROWS = JobSpec("bcube:3x2", min_start=6, start_s=60.0)
 WHOLE = JobSpec("bcube:2x2", start_s=60.0)
 
 
 def of(spec: JobSpec, now: float) -> StartQuorum:
-    return StartQuorum(spec.parsed_fabric(), spec.servers, spec.least, spec.start_s, now)
+    return StartQuorum(spec.parsed_fabric(), spec.servers, spec.min_start, spec.start_s, now)
 
 
 def comes(quorum: StartQuorum, servers: range, at: float) -> None:
@@ -83,13 +83,13 @@ def test_too_few_are_told_why() -> None:
 
 
 def test_servers_that_cannot_reach_each_other_are_not_enough() -> None:
-    quorum = of(JobSpec("bcube:3x2", least=2, start_s=5.0), 0.0)
+    quorum = of(JobSpec("bcube:3x2", min_start=2, start_s=5.0), 0.0)
     quorum.came(0, 1.0)
     quorum.came(4, 1.0)  # another row, another column
     assert not quorum.begins(4.0)
     quorum.came(1, 4.5)
     assert quorum.begins(4.5 + OTHERS_S)
-    apart = of(JobSpec("bcube:3x2", least=2, start_s=5.0), 0.0)
+    apart = of(JobSpec("bcube:3x2", min_start=2, start_s=5.0), 0.0)
     apart.came(0, 1.0)
     apart.came(4, 1.0)
     with pytest.raises(StartError, match="2 came within 5 s, and these cannot reach each other"):
@@ -98,8 +98,8 @@ def test_servers_that_cannot_reach_each_other_are_not_enough() -> None:
 
 def test_the_most_leaves_out_the_last_servers() -> None:
     assert sizes("bcube:3x2", None, (4,)) == {"absent": (4,)}
-    assert sizes("bcube:3x2", (6, 9), ()) == {"absent": (), "least": 6}
-    assert sizes("bcube:3x2", (4, 6), (0,)) == {"absent": (0, 7, 8), "least": 4}
+    assert sizes("bcube:3x2", (6, 9), ()) == {"absent": (), "min_start": 6}
+    assert sizes("bcube:3x2", (4, 6), (0,)) == {"absent": (0, 7, 8), "min_start": 4}
 
 
 @pytest.mark.parametrize("servers", [(0, 9), (7, 6), (6, 10)])

@@ -142,7 +142,8 @@ class ProcessFleet:
     def _gather(self) -> None:
         """Wait until the job can begin; servers that have not come by then are absent, and ended."""
         spec = self._spec
-        quorum = StartQuorum(spec.parsed_fabric(), spec.servers, spec.least, spec.start_s, time.monotonic())
+        fabric, now = spec.parsed_fabric(), time.monotonic()
+        quorum = StartQuorum(fabric, spec.servers, spec.min_start, spec.start_s, now)
         coming = dict(self._servers)
         while not quorum.begins(now := time.monotonic()):
             wait([child.sock for child in coming.values()], quorum.patience_s(now))

@@ -87,7 +87,7 @@ class JoinManager:
         place = self._spares.set_aside(server, self._free()) if is_replaced(kind) else None
         if place is not None and place != server:
             result.add_to_why(server, f"a spare joins as server {place}, where it is plugged in")
-        if kind == DRAINED and (result.spec.rejoin or result.spec.least is not None):
+        if kind == DRAINED and (result.spec.rejoin or result.spec.min_start is not None):
             # It waits for a machine for as long as it takes, also if the spare does not come.
             self._start_backoff.begin([server if place is None else place], time.monotonic())
             return

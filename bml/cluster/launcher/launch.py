@@ -231,7 +231,7 @@ def sizes(fabric: str, servers: tuple[int, int] | None, absent: tuple[int, ...])
     least, most = servers
     if not 1 <= least <= most <= len(there):
         raise UsageError(f"a job on {fabric} cannot have {least} to {most} servers: there are {len(there)}")
-    return {"absent": (*absent, *there[most:]), "least": least}
+    return {"absent": (*absent, *there[most:]), "min_start": least}
 
 
 def _racks(topology: Path | Mapping[str, list[str]] | None, launcher: str, spec: JobSpec) -> Racks:
@@ -272,7 +272,7 @@ def _fleet(
             "on the emulated fabric each Ray actor has a node of its own, and a spare would have none: with "
             "spares take the launcher processes; with Ray, --rejoin starts lost servers again"
         )
-    if spec.least is not None and spec.emulated is not None and launcher == "ray":
+    if spec.min_start is not None and spec.emulated is not None and launcher == "ray":
         raise UsageError(
             "on the emulated fabric each Ray actor has a node of its own, which is always there: with "
             "--servers take the launcher processes, or begin with --absent"

@@ -98,7 +98,7 @@ class RayFleet:
         alone = machines is None and len(living) == 1
         has_room = not self._reserves or room_for(self._reserves, len(servers))
         if is_own:
-            check_room(self._reserves, spec.least or len(servers))
+            check_room(self._reserves, spec.min_start or len(servers))
         self._one_machine = alone and has_room
         settled = spec.settled(self._one_machine)
         self.spec = self._spec = settled.sharing_cores() if self._one_machine else settled
@@ -119,7 +119,7 @@ class RayFleet:
         for server in self._spec.servers:
             self._actors[server] = self._actor(server)
         self._coordinator.prepare()
-        if self._spec.least is None:
+        if self._spec.min_start is None:
             deadline = time.monotonic() + self._spec.start_s
             for server in self._actors:
                 self._known.contacts[server] = self._contact(server, deadline)

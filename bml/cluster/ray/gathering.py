@@ -20,7 +20,7 @@ def gather(
 
     `contact_of` returns those of a server that has answered, until a deadline on the clock of time.monotonic.
     """
-    quorum = StartQuorum(spec.parsed_fabric(), spec.servers, spec.least, spec.start_s, time.monotonic())
+    quorum = StartQuorum(spec.parsed_fabric(), spec.servers, spec.min_start, spec.start_s, time.monotonic())
     contacts: dict[int, Contact] = {}
     asked = {actor.contact.remote(): server for server, actor in actors.items()}
     while not quorum.begins(now := time.monotonic()):

@@ -53,8 +53,8 @@ class JobSpec:
     `traffic_class`: the byte that marks all packets of the job for the switches, a DSCP times 4; None: that
     of `BML_TRAFFIC_CLASS` on each machine.
     `absent` servers are not started; they may join later. `rejoin`: a server that is lost is started again.
-    `least`: the job begins as soon as so many of the others are there, and these join when they come; None:
-    it begins with all of them. `spares`: processes that wait for the places of lost servers.
+    `min_start`: the job begins as soon as so many of the others are there, and these join when they come;
+    None: it begins with all of them. `spares`: processes that wait for the places of lost servers.
     `constants`: of the cost model, by which all servers choose the schedule of a step of some size.
     `constants_from`: their source in words.
     `emulated`: name of the emulated fabric on which it runs; None: on this machine's own network.
@@ -78,7 +78,7 @@ class JobSpec:
     traffic_class: int | None = None
     absent: tuple[int, ...] = ()
     rejoin: bool = False
-    least: int | None = None
+    min_start: int | None = None
     spares: int = 0
     constants: Constants = DEFAULTS
     constants_from: str = "default constants, not measured here"
@@ -145,9 +145,10 @@ class JobSpec:
         without = fabric.without(*(ServerFailure(server) for server in self.absent))
         if not without.is_connected:
             raise UsageError(f"without servers {self.absent} the others cannot reach each other")
-        if self.least is not None and self.least not in range(1, len(self.servers) + 1):
+        if self.min_start is not None and self.min_start not in range(1, len(self.servers) + 1):
             raise UsageError(
-                f"a job of {len(self.servers)} servers cannot begin with {self.least!r}: write servers=(6, 9)"
+                f"a job of {len(self.servers)} servers cannot begin with {self.min_start!r}: "
+                "write servers=(6, 9)"
             )
 
     @property
