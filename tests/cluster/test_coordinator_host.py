@@ -11,7 +11,6 @@ import pytest
 
 from bml.cluster.process import coordinator
 from bml.cluster.process.coordinator import CoordinatorHost
-from bml.cluster.process.logs import LogsAside
 from bml.cluster.spec.job import Contact, JobSpec
 from bml.protocol.coordinator import core as core
 
@@ -71,7 +70,7 @@ Said = queue.SimpleQueue[tuple[Any, ...]]
 
 
 def hosted(said: Said, asked_for_snapshots: bool = True) -> CoordinatorHost:
-    return CoordinatorHost(lambda *words: said.put(words), LogsAside(), asked_for_snapshots)
+    return CoordinatorHost(lambda *words: said.put(words), lambda: None, asked_for_snapshots)
 
 
 def taken(said: Said) -> list[tuple[Any, ...]]:

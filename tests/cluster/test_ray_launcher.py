@@ -19,6 +19,7 @@ import commands
 import psutil
 import pytest
 
+from bml.cluster.process import coordinator
 from bml.cluster.ray import actors as ray_actors
 from bml.cluster.spec.job import JobSpec
 
@@ -88,14 +89,16 @@ def test_an_actor_whose_coordinator_failed_ends(monkeypatch: pytest.MonkeyPatch)
     ended = threading.Event()
 
     class Failing:
+        deposed_by = 0
+
         def __init__(self, *arguments: object) -> None:
             pass
 
         def run(self) -> None:
             raise RuntimeError("planted")
 
-    monkeypatch.setattr(ray_actors, "CoordinatorLoop", Failing)
-    monkeypatch.setattr(ray_actors.os, "_exit", lambda status: ended.set())
+    monkeypatch.setattr(coordinator, "CoordinatorLoop", Failing)
+    monkeypatch.setattr(coordinator.os, "_exit", lambda status: ended.set())
     ray_actors.CoordinatorActor().begin(JobSpec("bcube:2x1"), {}, {}, 1)
     assert ended.wait(10)
 

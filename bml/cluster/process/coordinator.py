@@ -319,9 +319,9 @@ class CoordinatorLoop:
 class CoordinatorHost:
     """The coordinators of one parent, a thread for each; `say` takes what it is told, snapshots if asked."""
 
-    def __init__(self, say: Callable[..., None], logs: LogsAside, asked_for_snapshots: bool):
+    def __init__(self, say: Callable[..., None], drain_logs: Callable[[], None], asked_for_snapshots: bool):
         self._say = say
-        self._logs = logs
+        self._drain_logs = drain_logs
         self._asked_for_snapshots = asked_for_snapshots
         self._loops: dict[str, CoordinatorLoop] = {}
         self._changed = threading.Lock()
@@ -370,7 +370,7 @@ class CoordinatorHost:
             del self._turned_at[loop]
             if self._loops.get(group) is loop:
                 del self._loops[group]
-        self._logs.drain(_LAST_LOGS_S)  # the parent may kill this process when it hears of the end
+        self._drain_logs()  # the parent may kill this process when it hears of the end
         self._say("ended", group, term, loop.deposed_by)
 
 
@@ -386,7 +386,7 @@ def serve(sock: socket.socket, asked_for_snapshots: bool) -> None:
     logs = LogsAside()
     logs.start()
     outbox = Outbox(sock, most=1)  # each snapshot of a group replaces older ones, as signs of life do
-    host = CoordinatorHost(outbox.put, logs, asked_for_snapshots)
+    host = CoordinatorHost(outbox.put, partial(logs.drain, _LAST_LOGS_S), asked_for_snapshots)
     outbox.put("ready")
     poll = select.poll()
     poll.register(sock, select.POLLIN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import signal
@@ -18,7 +17,7 @@ from ray.util import get_node_ip_address
 
 from bml.cluster.fleets.actuators import apply_fault_through
 from bml.cluster.fleets.handles import ProcessId, this_process
-from bml.cluster.process.coordinator import CoordinatorLoop
+from bml.cluster.process.coordinator import CoordinatorHost
 from bml.cluster.process.exiting import end_children, end_process
 from bml.cluster.process.preemption import leave_on_sigterm
 from bml.cluster.process.remaining import flush_files
@@ -32,9 +31,6 @@ from bml.cluster.spec.job import Contact, Contacts, Endpoint, JobSpec, Place, Re
 from bml.cluster.spec.nics import nics_of
 from bml.errors import BmlError, FabricError, UsageError
 from bml.io.interruptible import Event
-from bml.protocol.coordinator import core as core
-
-_LOG = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 #: How long the launcher may take to fetch a report when Ray's head is gone, in seconds.
@@ -207,7 +203,7 @@ class Said(NamedTuple):
     """The answer of a coordinator's actor; `heartbeats` counts the signs of life of its loop."""
 
     snapshots: list[dict[str, Any]]
-    """The last snapshot of every view since the last request; the newest is the present one."""
+    """The last snapshot of every view since the last request; the newest is the present one, if any."""
     process: ProcessId
     heartbeats: int
     ended: bool
@@ -221,35 +217,33 @@ class CoordinatorActor:
     """
 
     def __init__(self) -> None:
+        self._host = CoordinatorHost(self._hear, lambda: None, asked_for_snapshots=True)
+        self._job = ""
         self._heartbeats = 0
         self._ended = False
         self._views: dict[int, dict[str, Any]] = {}
+        self._newest: list[dict[str, Any]] = []
 
     def begin(self, spec: JobSpec, contacts: Contacts, incarnations: Mapping[int, int], term: int) -> None:
-        """Start coordinating."""
-        self._loop = CoordinatorLoop(spec, contacts, incarnations, term, self._changed, self._heartbeat)
-        threading.Thread(target=self._run, name="bml-coordinator", daemon=True).start()
+        """Start coordinating. If the coordinator fails, this process ends."""
+        self._job = spec.job
+        self._host.take("start", spec.job, spec, contacts, incarnations, term)
 
-    def _run(self) -> None:
-        try:
-            self._loop.run()
-        except BaseException:
-            _LOG.exception("the coordinator failed")
-            os._exit(1)  # without its loop, the actor would answer for ever and coordinate nothing
-        self._ended = True
-
-    def _heartbeat(self) -> None:
-        self._heartbeats += 1
-
-    def _changed(self, snapshot: dict[str, Any]) -> None:
-        self._views[snapshot["epoch"]] = snapshot
+    def _hear(self, what: str, *rest: Any) -> None:
+        match what:
+            case "alive":
+                self._heartbeats += 1
+            case "changed":
+                self._views[rest[-1]["epoch"]] = rest[-1]
+                self._newest = [rest[-1]]
+            case "ended":
+                self._ended = True
 
     def said(self) -> Said:
         """Return the state of the job, and the signs of life of the coordinator."""
         ended, views = self._ended, self._views
         self._views = {}
-        now = self._loop.snapshot()
-        views[now["epoch"]] = now
+        views.update({now["epoch"]: now for now in self._newest})  # an answer before this one may be lost
         return Said([views[epoch] for epoch in sorted(views)], this_process(), self._heartbeats, ended)
 
     def exit(self) -> None:
@@ -258,11 +252,11 @@ class CoordinatorActor:
 
     def join(self, server: int, incarnation: int, contact: Contact) -> None:
         """Tell the coordinator that a server was started to join."""
-        self._loop.join(server, incarnation, contact)
+        self._host.take("join", self._job, server, incarnation, contact)
 
     def gone(self, server: int, why: str) -> None:
         """Tell the coordinator that Ray reports the actor of this server dead."""
-        self._loop.say(core.Gone(server, why))
+        self._host.take("gone", self._job, server, why)
 
 
 def nic_addresses(server: int | None, levels: int, host: str) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class RayCoordinator:
         self._missed = False
         self._said_at = 0.0
         self._heartbeats = 0
+        self._state = "starting"
         timeouts = spec.timeouts()
         self._succession = Succession(timeouts, timeouts.start_s, time.monotonic())
 
@@ -88,12 +89,13 @@ class RayCoordinator:
         if said.heartbeats != self._heartbeats:
             self._heartbeats = said.heartbeats
             succession.heartbeat(succession.term, now)
-        snapshot = said.snapshots[-1]
         self._hold(said.process)
-        succession.reported(snapshot["term"], snapshot["state"], snapshot["highest"])
+        for snapshot in said.snapshots:
+            self._state = snapshot["state"]
+            succession.reported(snapshot["term"], snapshot["state"], snapshot["highest"])
         if said.ended:
             self.end(GOING_S)
-            state = snapshot["state"]
+            state = self._state
             succession.ended(succession.term, f"ended, being {state}", now, done=state == "stopped")
         return [Changed(each) for each in said.snapshots]
 
@@ -140,7 +142,7 @@ class RayCoordinator:
         self._actor = self._prepared = self._saying = None
 
     def _start(self, term: int) -> None:
-        self._heartbeats = 0
+        self._heartbeats, self._state = 0, "starting"
         actor, self._prepared = self._prepared or self._make(term), None
         with self._changing:
             known = self._known
