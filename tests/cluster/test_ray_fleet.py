@@ -214,11 +214,14 @@ def test_the_training_function_is_handed_to_ray_once(ray: FakeRay, fleet: Any) -
 
 def test_every_view_is_told_on_ray(ray: FakeRay, fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of them may come between two questions to the coordinator."""
-    from bml.cluster.ray import actors as ray_actors
+    from bml.cluster.process import coordinator
+    from bml.cluster.ray.actors import CoordinatorActor
 
     now = {"term": 1, "state": "steady", "highest": 1, "epoch": 0}
 
     class Loop:
+        deposed_by = 0
+
         def __init__(self, *arguments: Any) -> None:
             self.on_change = arguments[4]
 
@@ -227,11 +230,8 @@ def test_every_view_is_told_on_ray(ray: FakeRay, fleet: Any, monkeypatch: pytest
                 for step in (10, 11):
                     self.on_change({**now, "epoch": epoch, "step": epoch * step})
 
-        def snapshot(self) -> dict[str, Any]:
-            return {**now, "epoch": 3, "step": 50}
-
-    monkeypatch.setattr(ray_actors, "CoordinatorLoop", Loop)
-    actor = ray_actors.CoordinatorActor()
+    monkeypatch.setattr(coordinator, "CoordinatorLoop", Loop)
+    actor = CoordinatorActor()
     actor.begin(SPEC, {}, {}, 1)
     deadline = time.monotonic() + 40
     while not actor._ended:
@@ -241,8 +241,8 @@ def test_every_view_is_told_on_ray(ray: FakeRay, fleet: Any, monkeypatch: pytest
     while not snapshots:
         assert time.monotonic() < deadline
         snapshots += [each.snapshot for each in fleet.wait(0.01)]
-    assert [(each["epoch"], each["step"]) for each in snapshots] == [(1, 11), (2, 22), (3, 50)]
-    assert len(actor.said().snapshots) == 1, "each once, and how it is now"
+    assert [(each["epoch"], each["step"]) for each in snapshots] == [(1, 11), (2, 22), (3, 33)]
+    assert len(actor.said().snapshots) == 1, "each once, and the newest again"
 
 
 def test_a_report_comes_by_another_server_if_a_connection_is_dead(
